@@ -1,0 +1,1 @@
+"""Worlds: latents, transitions, mixings."""
