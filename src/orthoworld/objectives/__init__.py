@@ -1,0 +1,1 @@
+"""Objectives: alignment and what keeps an embedding Gaussian or white."""

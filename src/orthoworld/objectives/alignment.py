@@ -1,0 +1,46 @@
+"""Alignment: how far apart the embeddings of the views of one state are."""
+
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+from orthoworld.checks import at_least_float32, views, without_autocast
+from orthoworld.errors import ArgumentError, ShapeError
+
+AlignmentForm = Literal["norm", "centroid"]
+
+
+def alignment(h: Tensor, *, form: AlignmentForm = "norm") -> Float[Tensor, ""]:
+    """Return the alignment loss of the views of a batch.
+
+    Args:
+        h: embeddings `(views, batch, dim)` with at least two views.
+        form: `"norm"` is `E ||h - h'||^2`, the sum over dimensions, averaged over all pairs of views. `"centroid"` is
+            the mean over views, batch and dimensions of `(h - view mean)^2`, as the public codes have it.
+
+    Returns:
+        Scalar; norm = centroid times `2 dim views / (views - 1)`, which is `4 dim` for two views. At an orthogonal
+        map of a world with pair correlation `r`: norm `2 (1 - r) dim`, centroid `(1 - r) / 2` for two views.
+
+    Raises:
+        TypeError: `h` is not of a floating-point type.
+        ShapeError: `h` has not three dimensions, or fewer than two views.
+
+    Example:
+        >>> import torch
+        >>> h = torch.tensor([[[0.0, 0.0]], [[3.0, 4.0]]])
+        >>> alignment(h).item(), alignment(h, form="centroid").item()
+        (25.0, 3.125)
+    """
+    if h.ndim != 3 or h.shape[0] < 2:
+        raise ShapeError(f"embeddings have shape {tuple(h.shape)}: expected (views, batch, dim) with two views or more")
+    if form not in ("norm", "centroid"):
+        raise ArgumentError(f"form={form!r}: expected 'norm' or 'centroid'")
+    h = at_least_float32(views(h))
+    with without_autocast(h.device):
+        centroid = (h - h.mean(dim=0)).square().mean()
+    if form == "centroid":
+        return centroid
+    number, _, dim = h.shape
+    return centroid * (2 * dim * number / (number - 1))
