@@ -1,0 +1,406 @@
+"""One training loop for every experiment."""
+
+import copy
+import dataclasses
+import itertools
+import platform
+import re
+import resource
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from orthoworld.checks import whole
+from orthoworld.errors import ArgumentError
+from orthoworld.objectives.objective import Losses, Objective
+from orthoworld.objectives.whitening import Whitener, covariance
+from orthoworld.streams import stream
+from orthoworld.training.run import ENCODE_BATCH, CurveRow, Representation, Run, Status, encode
+from orthoworld.training.schedule import Muon, OptimizerRecipe, Schedule, WarmupCosine
+from orthoworld.worlds.world import Pairs, World
+
+CHECKPOINT_SECONDS = 10.0
+"""Time between checkpoints; a killed run loses at most this much work."""
+
+LOSS_BATCHES = 8
+"""Held-out batches the objective is averaged over, each of the training size, on which its value may depend."""
+
+CURVE_WHITENER_SAMPLES = 65_536
+"""Fresh observations the whitener is fitted to for a row of the curve before the last."""
+
+COLLAPSE_STD = 1e-3
+"""An embedding that varies by less than this in some direction, or by less than this part of the widest, has
+collapsed."""
+
+
+@runtime_checkable
+class Checkpoint(Protocol):
+    """Where a run keeps its state; the training loop knows nothing about files."""
+
+    def load(self) -> dict[str, Any] | None:
+        """Return the last state saved, or None."""
+        ...
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Keep `state` in the place of the last one, atomically."""
+        ...
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What evaluation sees: held-out latents and their embeddings, `(n, dim)` each, and the pair correlation."""
+
+    pairs: Pairs
+    h: Float[Tensor, "n dim"]
+    h_next: Float[Tensor, "n dim"]
+
+
+Metrics = Callable[[HeldOut], Mapping[str, float]]
+Progress = Callable[[int, CurveRow | None], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a run is trained and watched.
+
+    Attributes:
+        steps: optimiser steps.
+        batch: pairs of a step, fresh at each.
+        optimizer, schedule: recipes of the optimiser and of the learning rate's factor.
+        evaluate_every: steps between rows of the curve; 0 evaluates only at the end.
+        evaluation_samples: held-out pairs of an evaluation.
+        whitener_samples: fresh observations the final whitener is fitted to; its sampling error, about
+            `sqrt(dim (dim + 1) / whitener_samples)` in Frobenius norm, is the floor of the orthogonality error.
+    """
+
+    steps: int
+    batch: int
+    optimizer: OptimizerRecipe
+    schedule: Schedule
+    evaluate_every: int
+    evaluation_samples: int
+    whitener_samples: int
+
+    def __post_init__(self) -> None:
+        whole("steps", self.steps)
+        whole("batch", self.batch, least=2)
+        whole("evaluate_every", self.evaluate_every, least=0)
+        whole("evaluation_samples", self.evaluation_samples, least=2)
+        whole("whitener_samples", self.whitener_samples, least=2)
+
+
+def train(
+    world: World,
+    encoder: nn.Module,
+    objective: Objective,
+    *,
+    steps: int = 2000,
+    batch: int = 512,
+    seed: int = 0,
+    optimizer: OptimizerRecipe | None = None,
+    schedule: Schedule | None = None,
+    evaluate_every: int = 0,
+    evaluation_samples: int = 10_000,
+    whitener_samples: int = 262_144,
+    restart: int = 0,
+    metrics: Metrics | None = None,
+    checkpoint: Checkpoint | None = None,
+    stop: Callable[[], bool] | None = None,
+    progress: Progress | None = None,
+) -> Run:
+    """Train a copy of `encoder` on fresh pairs of `world`; the given encoder and objective stay as they are.
+
+    The seed spawns one random stream for the batches, one for the slices and one for each evaluation, so watching a run
+    more or less changes nothing in it. On a CPU the same arguments give bitwise the same weights, interrupted or not.
+
+    Args:
+        world: where pairs come from.
+        encoder: maps observations `(n, world.mixing.out_dim)` to embeddings; trained on the device it is on.
+        objective: loss on the embeddings of both views.
+        steps, batch, optimizer, schedule, evaluate_every, evaluation_samples, whitener_samples: see `Plan`. The
+            default optimiser is `Muon()`, the default schedule `WarmupCosine()`.
+        seed: seed of the run's streams.
+        restart: number of a repeated attempt: other batches and slices, the same evaluation.
+        metrics: further columns of the curve, computed from held-out pairs at each evaluation.
+        checkpoint: where state is kept every few seconds and resumed from.
+        stop: asked after every step; when it answers True the state is kept and the run ends as interrupted.
+        progress: called after every step with the step, and with the new row when there is one.
+
+    Returns:
+        The run; look at its `status` before anything else.
+
+    Raises:
+        ArgumentError: a number lies outside its range, or a checkpoint of another run was given.
+
+    Example:
+        >>> import orthoworld as ow
+        >>> world = ow.World(ow.Gaussian(2), ow.OU(rho=0.95), ow.Banana())
+        >>> encoder = ow.MLP(2, 2, width=16, depth=1)
+        >>> run = train(world, encoder, ow.WhitenedAlignment(), steps=5, batch=64, whitener_samples=1000)
+        >>> run.status, run.steps
+        ('finished', 5)
+    """
+    plan = Plan(
+        steps=steps,
+        batch=batch,
+        optimizer=Muon() if optimizer is None else optimizer,
+        schedule=WarmupCosine() if schedule is None else schedule,
+        evaluate_every=evaluate_every,
+        evaluation_samples=evaluation_samples,
+        whitener_samples=whitener_samples,
+    )
+    session = _Session(world, encoder, objective, plan, seed, restart, metrics, checkpoint, progress)
+    return session.run(stop if stop is not None else lambda: False)
+
+
+class _Session:
+    """The state of one run while it is trained."""
+
+    def __init__(
+        self,
+        world: World,
+        encoder: nn.Module,
+        objective: Objective,
+        plan: Plan,
+        seed: int,
+        restart: int,
+        metrics: Metrics | None,
+        checkpoint: Checkpoint | None,
+        progress: Progress | None,
+    ) -> None:
+        self.world = world
+        self.encoder = copy.deepcopy(encoder).train()
+        self.device = next((p.device for p in self.encoder.parameters()), torch.device("cpu"))
+        self.objective = copy.deepcopy(objective).to(self.device)
+        self.plan = plan
+        self.seed = seed
+        self.restart = restart
+        self.optimizers = plan.optimizer.build(self.encoder)
+        self.base_rates = [[group["lr"] for group in o.param_groups] for o in self.optimizers]
+        self.streams = {name: stream(seed, name, restart) for name in ("batches", "slices")}
+        self.metrics = metrics
+        self.checkpoint = checkpoint
+        self.progress = progress
+        self.whitener: Whitener | None = None
+        self.fitted_at = -1
+        self.step = 0
+        self.curve: list[CurveRow] = []
+        self.earlier_s = 0.0
+        self.started = time.monotonic()
+
+    def run(self, stop: Callable[[], bool]) -> Run:
+        self._resume()
+        saved = time.monotonic()
+        while self.step < self.plan.steps:
+            broken = self._train_step() or self._evaluate_when_due()
+            if broken:
+                return self._result("diverged", broken)
+            if self.step < self.plan.steps and stop():
+                self._save()
+                return self._result("interrupted", f"stopped after step {self.step} of {self.plan.steps}")
+            if time.monotonic() - saved > CHECKPOINT_SECONDS:
+                self._save()
+                saved = time.monotonic()
+        self._save()
+        collapse = _collapse(self.curve[-1])
+        return self._result("collapsed" if collapse else "finished", collapse)
+
+    def _train_step(self) -> str:
+        """Take one step; return what was not finite, or nothing."""
+        factor = self.plan.schedule.factor(self.step, self.plan.steps)
+        for optimizer, rates in zip(self.optimizers, self.base_rates, strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * factor
+        pairs = self.world.sample_pairs(self.plan.batch, generator=self.streams["batches"])
+        h = self._embed_views(pairs)
+        losses = self.objective(h, generator=self.streams["slices"])
+        broken = _not_finite(h, losses)
+        if broken:
+            return f"step {self.step + 1}: {broken}"
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        losses.total.backward()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.objective.after_step(losses)
+        self.step += 1
+        return ""
+
+    def _embed_views(self, pairs: Pairs) -> Float[Tensor, "views batch dim"]:
+        both = torch.cat([pairs.x, pairs.x_next]).to(self.device)
+        return self.encoder(both).unflatten(0, (2, -1))
+
+    def _evaluate_when_due(self) -> str:
+        """Add a row to the curve at the steps that have one; return what was not finite there, or nothing."""
+        row = None
+        last = self.step == self.plan.steps
+        every = self.plan.evaluate_every
+        if last or (every and self.step % every == 0):
+            if not self._finite():
+                return f"step {self.step}: weights are not finite after the update, as its gradient was not"
+            held_out = self._hold_out()
+            if not (torch.isfinite(held_out.h).all() and torch.isfinite(held_out.h_next).all()):
+                return f"step {self.step}: the held-out embedding h has non-finite rows"
+            row = self._evaluate(held_out)
+            self.curve.append(row)
+        if self.progress is not None:
+            self.progress(self.step, row)
+        return ""
+
+    def _hold_out(self) -> HeldOut:
+        """Return the same held-out pairs at every call, with their embeddings as the encoder is now."""
+        model = self._representation()
+        pairs = self.world.sample_pairs(self.plan.evaluation_samples, generator=stream(self.seed, "evaluation"))
+        return HeldOut(pairs, encode(model, pairs.x), encode(model, pairs.x_next))
+
+    def _evaluate(self, held_out: HeldOut) -> CurveRow:
+        stds = torch.linalg.eigvalsh(covariance(held_out.h.cpu().double())).clamp(min=0).sqrt().tolist()
+        row = {"step": float(self.step), **self._held_out_losses(), "smallest_std": stds[0], "largest_std": stds[-1]}
+        return {**row, **(self.metrics(held_out) if self.metrics is not None else {})}
+
+    @torch.no_grad()
+    def _held_out_losses(self) -> dict[str, float]:
+        """Return the objective's terms, averaged over held-out batches of the training size."""
+        pairs_stream = stream(self.seed, "evaluation", "losses")
+        slices_stream = stream(self.seed, "evaluation", "slices")
+        self.encoder.eval()
+        rows = []
+        for _ in range(LOSS_BATCHES):
+            h = self._embed_views(self.world.sample_pairs(self.plan.batch, generator=pairs_stream))
+            losses = self.objective(h, generator=slices_stream)
+            absent = torch.full_like(losses.total, torch.nan)
+            regulariser = absent if losses.regulariser is None else losses.regulariser
+            rows.append(torch.stack([losses.total, losses.alignment, regulariser]))
+        self.encoder.train()
+        total, aligned, regulariser = torch.stack(rows).mean(dim=0).tolist()
+        return {"loss": total, "alignment": aligned, "regulariser": regulariser}
+
+    def _representation(self) -> Representation:
+        """Return the encoder as it is now, and behind it a freshly fitted whitener where the objective asks for one."""
+        if not self.objective.whitens or not self._finite():
+            return Representation(self.encoder, None)
+        if self.fitted_at != self.step:
+            last = self.step == self.plan.steps
+            self.whitener = self._fit_whitener(self.plan.whitener_samples if last else CURVE_WHITENER_SAMPLES)
+            self.fitted_at = self.step
+        return Representation(self.encoder, self.whitener)
+
+    def _fit_whitener(self, samples: int) -> Whitener:
+        generator = stream(self.seed, "whitener")
+        sizes = [min(ENCODE_BATCH, samples - done) for done in range(0, samples, ENCODE_BATCH)]
+        observations = (self.world.sample_pairs(n, generator=generator).x for n in sizes)
+        embeddings = (encode(self.encoder, x) for x in observations)
+        first = next(embeddings)
+        whitener = Whitener(first.shape[1]).to(self.device)
+        return whitener.fit(itertools.chain([first], embeddings))
+
+    def _finite(self) -> bool:
+        return all(bool(torch.isfinite(p).all()) for p in self.encoder.parameters())
+
+    def _result(self, status: Status, reason: str) -> Run:
+        done = status in ("finished", "collapsed")
+        return Run(
+            representation=self._representation().eval(),
+            world=self.world,
+            status=status,
+            reason=reason,
+            steps=self.step,
+            held_out_loss=self.curve[-1]["loss"] if done else float("nan"),
+            curve=self.curve,
+            wall_s=self._wall_s(),
+            peak_rss_mb=_peak_rss_mb(),
+        )
+
+    def _wall_s(self) -> float:
+        return self.earlier_s + time.monotonic() - self.started
+
+    def _identity(self) -> dict[str, str]:
+        """Return what a state must agree on with the run that resumes from it."""
+        return {
+            "seed": str(self.seed),
+            "restart": str(self.restart),
+            "steps": str(self.plan.steps),
+            "batch": str(self.plan.batch),
+            "optimizer": _described(self.plan.optimizer),
+            "schedule": _described(self.plan.schedule),
+            "objective": type(self.objective).__name__,
+            "encoder": ", ".join(f"{name} {tuple(p.shape)}" for name, p in self.encoder.named_parameters()),
+        }
+
+    def _save(self) -> None:
+        # A finite loss can have an infinite gradient: then the last good state is kept, and the next step diverges.
+        if self.checkpoint is None or not self._finite():
+            return
+        self.checkpoint.save(
+            {
+                "run": self._identity(),
+                "step": self.step,
+                "encoder": self.encoder.state_dict(),
+                "objective": self.objective.state_dict(),
+                "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+                "streams": {name: generator.get_state() for name, generator in self.streams.items()},
+                "curve": [dict(row) for row in self.curve],
+                "wall_s": self._wall_s(),
+            }
+        )
+
+    def _resume(self) -> None:
+        state = self.checkpoint.load() if self.checkpoint is not None else None
+        if state is None:
+            return
+        for name, own in self._identity().items():
+            if state["run"][name] != own:
+                raise ArgumentError(f"the checkpoint is of a run with {name} {state['run'][name]}: expected {own}")
+        self.step = state["step"]
+        self.encoder.load_state_dict(state["encoder"])
+        self.objective.load_state_dict(state["objective"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        for name, generator in self.streams.items():
+            generator.set_state(state["streams"][name])
+        self.curve = list(state["curve"])
+        self.earlier_s = state["wall_s"]
+
+
+def _described(recipe: object) -> str:
+    """Return a recipe's settings, or its class where it has no description of its own that every process repeats."""
+    return repr(recipe) if dataclasses.is_dataclass(recipe) else type(recipe).__qualname__
+
+
+def _not_finite(h: Float[Tensor, "views batch dim"], losses: Losses) -> str:
+    """Name the terms and the tensor of a step that are not finite, or return nothing."""
+    if torch.isfinite(losses.total):
+        return ""
+    terms = {"total": losses.total, "alignment": losses.alignment, "regulariser": losses.regulariser}
+    broken = {name: value.item() for name, value in terms.items() if value is not None and not torch.isfinite(value)}
+    told = ", ".join(f"{name} is {value}" for name, value in broken.items())
+    for view, count in enumerate((~torch.isfinite(h)).any(dim=2).sum(dim=1).tolist()):
+        if count:
+            return f"{told}: embedding h of view {view} has {count} non-finite rows of {h.shape[1]}"
+    return f"{told}, though the embedding h is finite"
+
+
+def _collapse(row: CurveRow) -> str:
+    """Describe the collapse that a row of the curve shows, or return nothing."""
+    smallest, largest = row["smallest_std"], row["largest_std"]
+    if smallest >= COLLAPSE_STD * max(largest, 1):
+        return ""
+    return (
+        f"the held-out embedding has standard deviation {smallest:.2g} in one direction and {largest:.2g} in another: "
+        f"expected at least {COLLAPSE_STD:g} in each, and that part of the largest"
+    )
+
+
+def _peak_rss_mb() -> float:
+    """Return the process's largest resident memory in MiB."""
+    if platform.system() == "Linux":
+        # getrusage would start a child at the peak of the process it was forked from.
+        status = Path("/proc/self/status").read_text()
+        return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 2**10  # type: ignore[index]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts in bytes
