@@ -1,0 +1,271 @@
+"""Theorem 3: what the alignment gap and the covariance say about the distance from an orthogonal map.
+
+In a Gaussian world with correlation `rho`, for centred `h` with `L = E||h' - h||^2 <= 2 (1 - rho) tr Cov(h) + delta`
+and `||Cov(h) - I||_F <= epsilon`, there is an orthogonal `Q` with `E||h - Qz||^2 <= D + (epsilon + D)^2`. Here
+`D = delta / (2 rho (1 - rho))` bounds the energy of `h` beyond degree one (Klindt, LeCun and Balestriero,
+arXiv:2605.26379).
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from orthoworld.checks import real
+from orthoworld.errors import ArgumentError, ShapeError
+from orthoworld.identifiability.moments import GroupedMoments, estimates_and_intervals, finite_rows, inverse
+from orthoworld.identifiability.recovery import line_of
+
+H, H_NEXT, SQUARED_NORM, Z, Z_NEXT = 0, 1, 2, 3, 4
+"""Blocks of the moments."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The measures of `bound`; NaN where one does not exist, with the reason in `reasons`.
+
+    Attributes:
+        n: pairs used; `dropped`: pairs left out for not being finite; rho: the correlation it was computed for.
+        alignment: `E ||h' - h||^2`, both centred. trace_cov: `tr Cov(h)`.
+        delta: the alignment gap `L - 2 (1 - rho) tr Cov(h)` as estimated; negative values are sampling noise.
+        delta_clipped: `max(delta, 0)`, which the bound uses.
+        epsilon: `||Cov(h) - I||_F`. epsilon_floor: what it is for a perfect encoder and `n` samples.
+        epsilon_squared_debiased: unbiased estimate of `||Cov(h) - I||_F^2`, possibly negative.
+        epsilon_debiased: its root, of the positive part.
+        nonlinear_energy: `D`. bound: `D + (epsilon + D)^2`. bound_debiased: the same with the debiased epsilon.
+        bound_controlled: the bound with latents of both states as control variates, see `bound`; NaN without them.
+        true_error: `min_Q E||h - Qz||^2` from known latents, the sum of `linear_error = ||A - Q||_F^2` and
+            `nonlinear_energy_true`, the energy of `h` that no linear map of `z` explains. NaN without latents.
+        ci: 95 % bootstrap intervals by name.
+        reasons: why a value is NaN, by name.
+    """
+
+    n: int
+    dropped: int
+    rho: float
+    alignment: float
+    trace_cov: float
+    delta: float
+    delta_clipped: float
+    epsilon: float
+    epsilon_floor: float
+    epsilon_squared_debiased: float
+    epsilon_debiased: float
+    nonlinear_energy: float
+    bound: float
+    bound_debiased: float
+    bound_controlled: float
+    true_error: float
+    linear_error: float
+    nonlinear_energy_true: float
+    ci: dict[str, tuple[float, float]] = field(repr=False)
+    reasons: dict[str, str]
+
+    def __str__(self) -> str:
+        names = ["delta", "epsilon", "epsilon_debiased", "epsilon_floor", "nonlinear_energy", "bound", "bound_debiased"]
+        if "bound_controlled" not in self.reasons:
+            names.append("bound_controlled")
+        if "true_error" not in self.reasons:
+            names += ["true_error", "linear_error", "nonlinear_energy_true"]
+        lines = [f"bound from {self.n} pairs at rho = {self.rho:g}"]
+        return "\n".join(lines + [line_of(name, getattr(self, name), self.ci, self.reasons) for name in names])
+
+
+def bound(
+    h: Tensor | np.ndarray,
+    h_next: Tensor | np.ndarray,
+    *,
+    rho: float,
+    z: Tensor | np.ndarray | None = None,
+    z_next: Tensor | np.ndarray | None = None,
+    drop: bool = False,
+    resamples: int = 200,
+    generator: torch.Generator | None = None,
+) -> Bound:
+    """Evaluate Theorem 3 on the embeddings of pairs, and the exact error beside it when the latents are known.
+
+    Embeddings are centred first; the theorem speaks of centred `h`. `rho` has to come from elsewhere: estimated from
+    the same embeddings as `tr Cov(h, h') / tr Cov(h)` it makes the gap zero by construction.
+
+    Near a perfect encoder the truth hides in the sampling noise of `epsilon` and `delta`; for `h = z` the latter has
+    the standard deviation `sqrt(8 (1 - rho)(1 - rho^2) dim / n)`. Where both latent states are known it can be taken
+    out: with `A` the slope of `h` on `z`, the moments of `Az` are known exactly in a Gaussian world, so
+    `bound_controlled` uses `Cov(h) - A (Cov(z) - I) A^T` in the place of `Cov(h)`, and likewise for the
+    cross-covariance with `rho I`. What is left is the noise of the nonlinear part.
+
+    Args:
+        h, h_next: embeddings `(n, dim)` of both states of each pair.
+        rho: correlation of the two latent states of a pair, the same for all latents.
+        z: latents `(n, dim)` of the first state, of unit covariance, for the exact error.
+        z_next: latents `(n, dim)` of the second state, given with `z`, for the controlled bound.
+        drop: leave out pairs that are not finite, and say how many, instead of refusing them.
+        resamples: bootstrap draws over pairs (in up to 256 groups) for the intervals; 0 for none.
+        generator: source of the draws; without one, a generator of seed 0.
+
+    Returns:
+        The measures. With `rho` outside (0, 1) the bound is undefined: NaN, with the reason.
+
+    Raises:
+        TypeError: an array is not real.
+        ShapeError: the arrays differ in rows, or `h` and `h_next` in dimension.
+        ArgumentError: `rho` lies outside [-1, 1], or an array has non-finite rows and `drop` is off.
+
+    Example:
+        >>> g = torch.Generator().manual_seed(0)
+        >>> z = torch.randn(4000, 2, generator=g)
+        >>> z_next = 0.9 * z + (1 - 0.9**2) ** 0.5 * torch.randn(4000, 2, generator=g)
+        >>> result = bound(z, z_next, rho=0.9, z=z)
+        >>> result.bound < 0.05, round(result.true_error, 6)
+        (True, 0.0)
+    """
+    rho = real("rho", rho, -1, 1, closed="both")
+    if z is None and z_next is not None:
+        raise ArgumentError("z_next is given without z: expected both")
+    latents = {"z": z, "z_next": z_next}
+    given = {"h": h, "h_next": h_next} | {name: array for name, array in latents.items() if array is not None}
+    rows, dropped = finite_rows(given, drop=drop)
+    if rows[0].shape != rows[1].shape:
+        raise ShapeError(f"h has shape {tuple(rows[0].shape)} and h_next {tuple(rows[1].shape)}: expected the same")
+    if z_next is not None and rows[2].shape != rows[3].shape:
+        raise ShapeError(f"z has shape {tuple(rows[2].shape)} and z_next {tuple(rows[3].shape)}: expected the same")
+    squared_norm = (rows[0] - rows[0].mean(dim=0)).square().sum(dim=1, keepdim=True)
+    grouped = GroupedMoments(rows[0], rows[1], squared_norm, *rows[2:])
+    values, ci = estimates_and_intervals(
+        grouped,
+        lambda weights: _statistics(grouped, weights, rho, latents=len(given) - 2),
+        resamples=resamples,
+        generator=generator,
+    )
+    n, dim = rows[0].shape
+    reasons = _reasons(n, rho, dim, [array.shape[1] for array in rows[2:]])
+    numbers = {name: math.nan if name in reasons else float(value) for name, value in values.items()}
+    return Bound(
+        n=n,
+        dropped=dropped,
+        rho=rho,
+        **numbers,
+        epsilon_floor=math.sqrt(dim * (dim + 1) / n),
+        ci={name: interval for name, interval in ci.items() if name not in reasons},
+        reasons=reasons,
+    )
+
+
+def _statistics(
+    grouped: GroupedMoments, weights: Float[Tensor, "replicates groups"], rho: float, *, latents: int
+) -> dict[str, Tensor]:
+    """Return every measure for each replicate; `latents` counts the latent states that are known."""
+    moments = grouped.moments(weights)
+    cov = moments.covs(H, H)
+    next_cov, lagged = moments.covs(H_NEXT, H_NEXT), moments.covs(H, H_NEXT)
+    delta = _gap(cov, next_cov, lagged, rho)
+    epsilon_squared = _off_identity(cov)
+    fourth = moments.covs(SQUARED_NORM, SQUARED_NORM)[..., 0, 0] + moments.means(SQUARED_NORM)[..., 0].square()
+    debiased = _unbiased_off_identity(cov, fourth, moments.n)
+    epsilon, epsilon_debiased = epsilon_squared.sqrt(), debiased.clamp(min=0).sqrt()
+    energy = _energy(delta, rho)
+    nan = torch.full_like(delta, torch.nan)
+    exact = {"true_error": nan, "linear_error": nan, "nonlinear_energy_true": nan, "bound_controlled": nan}
+    if latents:
+        slope = inverse(moments.covs(Z, Z)) @ moments.covs(Z, H)
+        exact |= _exact_error(slope, moments.covs(Z, H), cov)
+    if latents == 2:
+        known = [
+            (cov, moments.covs(Z, Z), 1.0),
+            (next_cov, moments.covs(Z_NEXT, Z_NEXT), 1.0),
+            (lagged, moments.covs(Z, Z_NEXT), rho),
+        ]
+        cov, next_cov, lagged = (own - slope.mT @ _minus_identity(of_z, level) @ slope for own, of_z, level in known)
+        controlled = _energy(_gap(cov, next_cov, lagged, rho), rho)
+        exact["bound_controlled"] = controlled + (_off_identity(cov).sqrt() + controlled).square()
+    trace_cov = _trace(moments.covs(H, H))
+    return {
+        "alignment": trace_cov + _trace(moments.covs(H_NEXT, H_NEXT)) - 2 * _trace(moments.covs(H, H_NEXT)),
+        "trace_cov": trace_cov,
+        "delta": delta,
+        "delta_clipped": delta.clamp(min=0),
+        "epsilon": epsilon,
+        "epsilon_squared_debiased": debiased,
+        "epsilon_debiased": epsilon_debiased,
+        "nonlinear_energy": energy,
+        "bound": energy + (epsilon + energy).square(),
+        "bound_debiased": energy + (epsilon_debiased + energy).square(),
+        **exact,
+    }
+
+
+def _trace(matrix: Float[Tensor, "*rep d d"]) -> Float[Tensor, "*rep"]:
+    return matrix.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
+
+
+def _minus_identity(matrix: Float[Tensor, "*rep d d"], factor: float = 1.0) -> Float[Tensor, "*rep d d"]:
+    return matrix - factor * torch.eye(matrix.shape[-1], dtype=matrix.dtype)
+
+
+def _off_identity(cov: Float[Tensor, "*rep d d"]) -> Float[Tensor, "*rep"]:
+    """Return `||C - I||_F^2`."""
+    return _minus_identity(cov).square().sum(dim=(-2, -1))
+
+
+def _unbiased_off_identity(
+    cov: Float[Tensor, "*rep d d"], fourth: Float[Tensor, "*rep"], n: Float[Tensor, "*rep"]
+) -> Float[Tensor, "*rep"]:
+    """Return the unbiased estimate of `||C - I||_F^2 = tr C^2 - 2 tr C + d` from `n` rows of any law.
+
+    Formula: with the unbiased covariance `S` and `F = sum |h - mean|^4 / (n - 1)`, `tr C^2` is estimated by
+    `(n - 1) [(n - 1)(n - 2) tr S^2 + (tr S)^2 - n F] / [n (n - 2)(n - 3)]` (Himeno and Yamada 2014, Journal of
+    Multivariate Analysis 130). `cov` and `fourth` divide by `n`. NaN for three rows or fewer.
+    """
+    unbiased = cov * (n / (n - 1))[..., None, None]
+    trace = _trace(unbiased)
+    squares = (n - 1) * (n - 2) * unbiased.square().sum(dim=(-2, -1)) + trace.square() - n * fourth * n / (n - 1)
+    estimate = (n - 1) * squares / (n * (n - 2) * (n - 3)) - 2 * trace + cov.shape[-1]
+    return torch.where(n > 3, estimate, torch.nan)
+
+
+def _gap(
+    cov: Float[Tensor, "*rep d d"], next_cov: Float[Tensor, "*rep d d"], lagged: Float[Tensor, "*rep d d"], rho: float
+) -> Float[Tensor, "*rep"]:
+    """Return `delta = E||h' - h||^2 - 2 (1 - rho) tr Cov(h)`."""
+    return _trace(cov) + _trace(next_cov) - 2 * _trace(lagged) - 2 * (1 - rho) * _trace(cov)
+
+
+def _energy(delta: Float[Tensor, "*rep"], rho: float) -> Float[Tensor, "*rep"]:
+    """Return `D = max(delta, 0) / (2 rho (1 - rho))`, NaN where the theorem does not speak."""
+    gap = 2 * rho * (1 - rho)
+    return delta.clamp(min=0) / gap if gap > 0 else torch.full_like(delta, torch.nan)
+
+
+def _exact_error(
+    slope: Float[Tensor, "*rep n m"], zh: Float[Tensor, "*rep n m"], hh: Float[Tensor, "*rep m m"]
+) -> dict[str, Tensor]:
+    """Return `||A - Q||_F^2 + W`, the parts of `min_Q E||h - Qz||^2` for latents of unit covariance.
+
+    `A` is the slope of `h` on `z` and `W` the variance it leaves. The best `Q` is the polar factor of `A`, so the first
+    part is `sum (sigma_i - 1)^2` over the singular values, with those of the padding (`m != n`) counted as 0.
+    """
+    sigma = torch.linalg.svdvals(slope)
+    missing = slope.shape[-2] - sigma.shape[-1]  # latents more than embedding dimensions: Q cannot reach them
+    linear = (sigma - 1).square().sum(dim=-1) + missing
+    energy = (_trace(hh) - (slope * zh).sum(dim=(-2, -1))).clamp(min=0)
+    return {"true_error": linear + energy, "linear_error": linear, "nonlinear_energy_true": energy}
+
+
+def _reasons(n: int, rho: float, dim: int, latents: list[int]) -> dict[str, str]:
+    """Say which measures do not exist for this input, and why; `latents` has the size of each known latent state."""
+    reasons = {}
+    if n <= 3:
+        names = ("epsilon_squared_debiased", "epsilon_debiased", "bound_debiased")
+        reasons.update(dict.fromkeys(names, f"{n} pairs: expected more than 3"))
+    if not latents:
+        reasons.update(dict.fromkeys(("true_error", "linear_error", "nonlinear_energy_true"), "no latents were given"))
+    if len(latents) < 2:
+        reasons["bound_controlled"] = "the latents of both states were not given"
+    of_theorem = ("nonlinear_energy", "bound", "bound_debiased", "bound_controlled")
+    if not 0 < rho < 1:
+        reasons.update(dict.fromkeys(of_theorem, f"rho = {rho:g}: the theorem needs 0 < rho < 1"))
+    elif latents and latents[0] != dim:
+        reasons.update(dict.fromkeys(of_theorem, f"{dim} embedding dimensions for {latents[0]} latents: need as many"))
+    return reasons
