@@ -1,0 +1,1 @@
+"""Experiments: which runs there are, and how one is carried out."""

@@ -1,0 +1,69 @@
+"""From the description of a run to its world, encoder and objective."""
+
+import hashlib
+
+from torch import nn
+
+from orthoworld.experiments.config import RunSpec, WorldSpec
+from orthoworld.objectives.objective import Objective
+from orthoworld.streams import stream
+from orthoworld.training.schedule import OptimizerRecipe, Schedule
+from orthoworld.worlds.mixings import Mixing
+from orthoworld.worlds.transitions import SharedParent
+from orthoworld.worlds.world import World
+
+
+def build_world(spec: WorldSpec, seed: int) -> World:
+    """Return the world; a mixing with random weights takes them from the seed's stream `mixing`.
+
+    Raises:
+        ArgumentError: an option lies outside its range.
+    """
+    context = {"dim": spec.dim, "generator": stream(seed, "mixing")}
+    transition = spec.transition.build()
+    return World(
+        spec.source.build(dim=spec.dim),
+        SharedParent(transition) if spec.pairs == "shared-parent" else transition,
+        spec.mixing.build(**context),
+    )
+
+
+def build_encoder(spec: RunSpec, world: World, restart: int = 0) -> nn.Module:
+    """Return the untrained encoder; each restart has other initial weights.
+
+    Raises:
+        ArgumentError: an option lies outside its range.
+    """
+    encoder: nn.Module = spec.encoder.build(
+        in_dim=world.mixing.out_dim,
+        out_dim=world.dim if spec.out_dim is None else spec.out_dim,
+        generator=stream(spec.seed, "encoder", restart),
+    )
+    return encoder
+
+
+def build_objective(spec: RunSpec) -> Objective:
+    """Return the objective.
+
+    Raises:
+        ArgumentError: an option lies outside its range.
+    """
+    objective: Objective = spec.objective.build()
+    return objective
+
+
+def build_recipes(spec: RunSpec) -> tuple[OptimizerRecipe, Schedule]:
+    """Return the recipes of the optimiser and of the schedule."""
+    return spec.train.optimizer.build(), spec.train.schedule.build()
+
+
+def mixing_hash(mixing: Mixing) -> str:
+    """Return a hash of the mixing's weights and settings: equal hashes are the same map."""
+    digest = hashlib.sha256(repr((type(mixing).__name__, mixing.dim, mixing.out_dim)).encode())
+    for name, value in sorted(vars(mixing).items()):
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            digest.update(repr((name, value)).encode())
+    for name, tensor in sorted(mixing.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""Results: what was found, kept and shown."""

@@ -1,0 +1,220 @@
+"""One run from its description to its measurements."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from orthoworld.experiments import carry_out as module
+from orthoworld.experiments.build import build_encoder, build_world, mixing_hash
+from orthoworld.experiments.carry_out import carry_out, curve_metrics
+from orthoworld.experiments.config import load_experiment
+from orthoworld.identifiability.recovery import recovery
+from orthoworld.streams import stream
+from orthoworld.training.trainer import HeldOut
+
+SMALL = (
+    "objectives=lejepa",
+    "encoder.width=16",
+    "encoder.depth=1",
+    "train.steps=20",
+    "train.batch=32",
+    "train.whitener_samples=1000",
+    "train.evaluation_samples=500",
+    "train.evaluate_every=5",
+)
+KEYS = [
+    "status",
+    "r2_hz",
+    "r2_zh",
+    "r2_hz_per_dim",
+    "r2_hz_pooled",
+    "orth_err",
+    "procrustes",
+    "mcc",
+    "effective_rank",
+    "pair_correlation",
+    "alignment",
+    "regulariser",
+    "delta",
+    "epsilon",
+    "epsilon_debiased",
+    "epsilon_floor",
+    "nonlinear_energy",
+    "bound",
+    "true_error",
+    "steps",
+    "wall_s",
+    "peak_rss_mb",
+]
+OF_THE_MACHINE = ("wall_s", "peak_rss_mb")
+
+
+def small_spec(*assignments, mixing="spiral"):
+    return load_experiment("two-d").overridden([*SMALL, f"mixings={mixing}", *assignments]).runs()[0]
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return carry_out(small_spec())
+
+
+@pytest.fixture(scope="module")
+def restarted():
+    return carry_out(small_spec("train.restarts=3", mixing="coupling"))
+
+
+def test_outcome_has_every_measure(plain):
+    assert set(KEYS) <= set(plain.metrics)
+    assert plain.metrics["status"] == "finished"
+    assert plain.metrics["steps"] == 20
+    assert plain.metrics["pair_correlation"] == 0.95
+    assert plain.metrics["reasons"] == {}
+
+
+def test_interval_contains_its_estimate(plain):
+    intervals = [key for key in plain.metrics if key.endswith("_ci")]
+    assert {"r2_hz_ci", "orth_err_ci", "delta_ci", "true_error_ci"} <= set(intervals)
+    for key in intervals:
+        low, high = plain.metrics[key]
+        assert low <= high
+
+
+def test_bound_is_not_below_the_true_error(plain):
+    assert plain.metrics["bound_ci"][1] >= plain.metrics["true_error_ci"][0]
+
+
+def test_curve_has_a_row_for_each_evaluation(plain):
+    assert [row["step"] for row in plain.run.curve] == [5, 10, 15, 20]
+    for row in plain.run.curve:
+        assert {"loss", "r2_hz", "r2_zh", "orth_err", "bound", "bound_controlled", "true_error"} <= set(row)
+
+
+def test_same_spec_gives_the_same_weights_and_metrics(plain):
+    again = carry_out(small_spec())
+    for mine, theirs in zip(again.run.representation.parameters(), plain.run.representation.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    for key, value in again.metrics.items():
+        if key not in OF_THE_MACHINE:
+            assert value == plain.metrics[key]
+
+
+def test_another_seed_gives_other_weights(plain):
+    other = carry_out(small_spec("seeds=1"))
+    assert other.metrics["loss"] != plain.metrics["loss"]
+
+
+def test_measuring_more_often_changes_no_weight(plain):
+    watched = carry_out(small_spec("train.evaluate_every=1", "train.evaluation_samples=300"))
+    for mine, theirs in zip(
+        watched.run.representation.parameters(), plain.run.representation.parameters(), strict=True
+    ):
+        assert torch.equal(mine, theirs)
+
+
+def test_restarts_share_the_world_and_the_best_is_kept(restarted):
+    losses = restarted.metrics["restart_losses"]
+    spec = small_spec(mixing="coupling")
+    assert len(set(losses)) == 3
+    assert losses[restarted.metrics["restart"]] == min(losses) == restarted.metrics["loss"]
+    assert restarted.metrics["mixing_hash"] == mixing_hash(build_world(spec.world, spec.seed).mixing)
+
+
+def test_restart_that_diverged_is_not_kept(monkeypatch):
+    def broken_first(spec, world, restart=0):
+        encoder = build_encoder(spec, world, restart)
+        if restart == 0:
+            torch.nn.init.constant_(encoder[-1].weight, torch.nan)
+        return encoder
+
+    monkeypatch.setattr(module, "build_encoder", broken_first)
+    metrics = carry_out(small_spec("train.restarts=2", "train.steps=3")).metrics
+    assert metrics["restart"] == 1
+    assert metrics["status"] == "finished"
+    assert math.isnan(metrics["restart_losses"][0])
+
+
+def test_steps_are_told_over_all_restarts():
+    told = []
+    carry_out(small_spec("train.restarts=2", "train.steps=4", "train.evaluate_every=0"), on_step=told.append)
+    assert told == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_stopped_run_is_interrupted_and_not_measured():
+    told = []
+    outcome = carry_out(small_spec(), stop=lambda: len(told) == 7, on_step=told.append)
+    assert outcome.run.status == "interrupted"
+    assert outcome.run.steps == 7
+    assert outcome.metrics == {}
+
+
+def test_diverged_run_says_so_and_why_nothing_is_measured():
+    metrics = carry_out(small_spec("train.optimizer.lr=1e30")).metrics
+    assert metrics["status"] == "diverged"
+    assert "step 2" in metrics["status_reason"]
+    for key in ("r2_hz", "orth_err", "bound", "true_error"):
+        assert math.isnan(metrics[key])
+        assert metrics["reasons"][key]
+
+
+def test_latents_of_different_speed_have_no_bound_and_the_reason_is_told():
+    metrics = carry_out(small_spec("world.transition.rho=[0.9, 0.5]", "train.steps=3")).metrics
+    assert metrics["pair_correlation"] == [0.9, 0.5]
+    assert math.isnan(metrics["bound"])
+    assert "different correlations" in metrics["reasons"]["bound"]
+    assert math.isfinite(metrics["r2_hz"])
+
+
+@pytest.mark.parametrize("out_dim", [1, 3])
+def test_embedding_of_another_size_is_measured(out_dim):
+    metrics = carry_out(small_spec(f"out_dim={out_dim}", "train.steps=3")).metrics
+    assert math.isfinite(metrics["r2_hz"])
+    assert math.isfinite(metrics["orth_err"])
+    assert math.isnan(metrics["bound"])
+    assert "latents" in metrics["reasons"]["bound"]
+
+
+def test_world_that_does_not_keep_its_law_says_so():
+    assert carry_out(small_spec("world.source=laplace", "train.steps=3")).metrics["stationary"] is False
+
+
+def test_linear_oracle_solves_the_identity_world_and_not_the_spiral(plain):
+    identity = carry_out(small_spec("world.mixing=identity", "train.steps=3")).metrics
+    assert identity["linear_oracle_r2_hz"] > 0.999
+    assert plain.metrics["linear_oracle_r2_hz"] < 0.2
+
+
+def test_shrinkage_is_predicted_for_the_weighted_sum_only(plain):
+    assert 0 < plain.metrics["predicted_orth_err"] <= 1
+    hard = carry_out(small_spec("objective=vicreg", "train.steps=3")).metrics
+    assert "predicted_orth_err" not in hard
+
+
+def test_whitened_objective_is_measured_behind_its_whitener():
+    outcome = carry_out(small_spec("objective={name: whitened-alignment}"))
+    assert outcome.run.representation.whitener is not None
+    assert outcome.metrics["epsilon"] < 0.5
+
+
+def test_numbers_of_the_metrics_are_those_of_the_stored_encoder(plain):
+    spec = small_spec()
+    pairs = build_world(spec.world, spec.seed).sample_pairs(500, generator=stream(spec.seed, "measurement"))
+    assert recovery(pairs.z, plain.run.encode(pairs.x), resamples=0).orth_err == plain.metrics["orth_err"]
+
+
+def test_curve_has_no_measures_of_an_embedding_that_is_not_finite(generator):
+    spec = small_spec()
+    pairs = build_world(spec.world, spec.seed).sample_pairs(50, generator=generator)
+    broken = pairs.z.clone()
+    broken[3] = torch.nan
+    assert curve_metrics(HeldOut(pairs, broken, pairs.z_next)) == {}
+    assert curve_metrics(HeldOut(pairs, pairs.z, broken)) == {}
+    assert curve_metrics(HeldOut(pairs, pairs.z, pairs.z_next))["r2_hz"] == pytest.approx(1)
+
+
+def test_run_leaves_the_global_random_states_alone():
+    states = np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
+    carry_out(small_spec("train.steps=2"))
+    assert np.random.get_state()[1].tolist() == states[0]  # noqa: NPY002
+    assert torch.equal(torch.get_rng_state(), states[1])
