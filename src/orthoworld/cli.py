@@ -1,0 +1,258 @@
+"""The command line: a thin front. Torch is imported when a command needs it, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from orthoworld.errors import ArgumentError, MissingExtraError, OrthoworldError
+
+if TYPE_CHECKING:
+    from orthoworld.experiments.config import RunSpec
+    from orthoworld.results.store import StoredRun
+
+FAILURE, MISUSE, INTERRUPTED = 1, 2, 130
+"""Exit codes: something failed; the user asked for what does not exist; stopped by a signal."""
+
+app = typer.Typer(
+    name="orthoworld",
+    help="Train encoders that recover the state of a world, and measure how far any encoder is from it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line, and nothing else.")]
+
+
+@contextmanager
+def one_line_errors(debug: bool) -> Iterator[None]:
+    """Turn the package's errors into one line on standard error and an exit code; others too, unless debugging."""
+    try:
+        yield
+    except Exception as error:
+        if debug or isinstance(error, (typer.Exit, typer.Abort)):
+            raise
+        known = isinstance(error, OrthoworldError)
+        text = str(error) if known else f"{type(error).__name__}: {error} (--debug shows where)"
+        print(f"orthoworld: {' '.join(text.split())}", file=sys.stderr)
+        raise typer.Exit(MISUSE if isinstance(error, (ArgumentError, MissingExtraError)) else FAILURE) from None
+
+
+@app.command()
+def run(
+    experiment: Annotated[str, typer.Argument(help="Name of an experiment; `orthoworld list` shows them.")],
+    assignments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Such as seeds=[0,1], mixings=spiral, train.steps=2000."),
+    ] = None,
+    preset: Annotated[str, typer.Option(help="quick, paper or best.")] = "quick",
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time; by default one for each processor.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Carry out the runs of an experiment that are not there yet, and print what they found."""
+    with one_line_errors(debug):
+        from orthoworld.experiments.config import load_experiment
+        from orthoworld.experiments.sweep import StopFlag, default_workers
+
+        specs = load_experiment(experiment, preset).overridden(assignments or []).runs()
+        _check(specs)
+        out.mkdir(parents=True, exist_ok=True)
+        with StopFlag().installed() as stop:
+            found, failures = _carry_out(specs, out, workers or default_workers(specs), stop, as_json)
+        if not as_json:
+            _print_runs(found)
+            print(f"runs are kept in {out / specs[0].experiment}")
+        for failure in failures:
+            print(f"orthoworld: {failure}", file=sys.stderr)
+        if stop():
+            print("orthoworld: interrupted; the same command goes on from here", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED)
+        if failures or any(result.metrics["status"] == "diverged" for result in found):
+            raise typer.Exit(FAILURE)
+
+
+def _check(specs: list[RunSpec]) -> None:
+    """Build every part of every run once, so that a bad option is told before the first step of the first run."""
+    from orthoworld.experiments.build import build_encoder, build_objective, build_recipes, build_world
+
+    for spec in specs:
+        build_encoder(spec, build_world(spec.world, spec.seed))
+        build_objective(spec)
+        build_recipes(spec)
+
+
+def _carry_out(
+    specs: list[RunSpec], out: Path, workers: int, stop: Any, as_json: bool
+) -> tuple[list[StoredRun], list[str]]:
+    """Run everything with a progress bar on standard error; return the finished runs and what failed."""
+    from orthoworld.experiments.sweep import run_all
+    from orthoworld.results.execute import execute
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    found: dict[int, StoredRun] = {}
+    failures = []
+    with Progress(
+        *columns, console=console, disable=not sys.stderr.isatty(), redirect_stdout=False, redirect_stderr=False
+    ) as progress:
+        totals = [spec.train.steps * spec.train.restarts for spec in specs]
+        everything = progress.add_task("all steps", total=sum(totals))
+        tasks = [
+            progress.add_task(spec.run_id, total=total, visible=False)
+            for spec, total in zip(specs, totals, strict=True)
+        ]
+        done = [0] * len(specs)
+        for event in run_all(specs, functools.partial(execute, root=out), workers=workers, stop=stop):
+            spec = specs[event.index]
+            if event.kind == "failed":
+                message = event.value.strip().splitlines()
+                failures.append(f"{spec.run_id} failed: {message[0]}")
+            elif event.kind == "done":
+                found[event.index] = event.value
+                if as_json:
+                    print(json.dumps(_row(event.value), allow_nan=False), flush=True)
+            done[event.index] = event.value if event.kind == "step" else totals[event.index]
+            progress.update(tasks[event.index], completed=done[event.index], visible=event.kind == "step")
+            progress.update(everything, completed=sum(done))
+    return [found[index] for index in sorted(found)], failures
+
+
+def _row(result: StoredRun) -> dict[str, Any]:
+    """Return the JSON object of a run: its id, every field of its spec under its dotted key, and every metric."""
+    from orthoworld.results.tables import flatten
+
+    return {"run_id": result.spec.run_id, **dict(flatten(result.spec.resolved())), **result.metrics}
+
+
+def _print_runs(results: list[StoredRun]) -> None:
+    table = Table("mixing", "objective", "seed", "status", box=box.SIMPLE_HEAD)
+    for heading in ("R2(h->z)", "orth. error", "bound", "true error", "seconds"):
+        table.add_column(heading, justify="right")
+    for column in table.columns:
+        column.no_wrap = True
+    for result in results:
+        spec, metrics = result.spec, result.metrics
+        numbers = [metrics.get(key) for key in ("r2_hz", "orth_err", "bound_controlled", "true_error")]
+        table.add_row(
+            spec.world.mixing.name,
+            spec.objective.name,
+            str(spec.seed),
+            metrics["status"],
+            *("-" if number is None else f"{number:.5f}" for number in numbers),
+            f"{metrics['wall_s']:.0f}",
+        )
+    # A pipe has no width of its own: nothing is cut off there.
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="Folder of runs, such as runs or runs/two-d.")],
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail when the folder holds what is no finished run.")
+    ] = False,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Write tables (csv, md, tex), figures (pdf, png) and index.html beside the runs, and print the table."""
+    with one_line_errors(debug):
+        from orthoworld.results.report import write_reports
+
+        incomplete = False
+        for written in write_reports(folder):
+            incomplete |= bool(written.skipped)
+            if as_json:
+                summary = {"experiment": written.experiment, "folder": str(written.folder), "runs": written.runs}
+                print(json.dumps({**summary, "skipped": written.skipped}))
+                continue
+            print(written.summary)
+            print(f"{written.runs} finished runs; tables and index.html are in {written.folder}")
+            print(f"figure: {written.folder / 'recovered.png'}")
+            for name, why in written.skipped.items():
+                print(f"left out: {name}: {why}", file=sys.stderr)
+        if strict and incomplete:
+            raise typer.Exit(FAILURE)
+
+
+@app.command("list")
+def list_everything(as_json: JsonOption = False, debug: DebugOption = False) -> None:
+    """Show the experiments, worlds, mixings, objectives and encoders there are, with their options."""
+    with one_line_errors(debug):
+        from orthoworld.experiments import config
+
+        experiments = {name: config.experiment_description(name) for name in config.experiment_names()}
+        registries = {
+            "sources": config.SOURCES,
+            "transitions": config.TRANSITIONS,
+            "mixings": config.MIXINGS,
+            "encoders": config.ENCODERS,
+            "objectives": config.OBJECTIVES,
+            "optimizers": config.OPTIMIZERS,
+            "schedules": config.SCHEDULES,
+        }
+        options = {
+            kind: {name: _options(choice) for name, choice in registry.items()} for kind, registry in registries.items()
+        }
+        if as_json:
+            print(json.dumps({"experiments": experiments, **options}))
+            return
+        print("experiments")
+        for name, description in experiments.items():
+            print(f"  {name:<24}{description}")
+        for kind, choices in options.items():
+            print(kind)
+            for name, values in choices.items():
+                print(f"  {name:<24}{', '.join(f'{key}={value}' for key, value in values.items())}".rstrip())
+
+
+def _options(choice: Any) -> dict[str, Any]:
+    """Return the options of a named part with their defaults; `required` where there is none."""
+    fields = {key: field for key, field in choice.model_fields.items() if key != "name"}
+    return {key: "required" if field.is_required() else field.default for key, field in fields.items()}
+
+
+@app.command()
+def doctor(as_json: JsonOption = False, debug: DebugOption = False) -> None:
+    """Show versions and devices, and how to get what is missing."""
+    with one_line_errors(debug):
+        from orthoworld.doctor import examine
+
+        findings = examine()
+        if as_json:
+            print(json.dumps(findings))
+            return
+        for section, entries in findings.items():
+            print(section)
+            for name, value in entries.items():
+                print(f"  {name:<24}{value}")
+
+
+def main() -> None:
+    """Run the command line; a misuse typer finds is told in one line, as all others are."""
+    try:
+        code = app(standalone_mode=False)
+    except typer.TyperException as error:
+        message = " ".join(error.format_message().split())
+        if message:  # without a command the help has been shown, and there is nothing to add
+            print(f"orthoworld: {message}", file=sys.stderr)
+        code = MISUSE
+    except typer.Abort:
+        code = INTERRUPTED
+    sys.exit(code)

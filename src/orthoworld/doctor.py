@@ -1,0 +1,48 @@
+"""What this machine has, and how to get what is missing."""
+
+import importlib.metadata
+import os
+import platform
+
+import torch
+
+import orthoworld
+
+EXTRAS = {"report": ("matplotlib", "pandas", "jinja2")}
+"""Extra to the packages it brings."""
+
+CORE = ("torch", "numpy", "scipy", "pydantic", "pyyaml", "typer", "rich", "safetensors", "jaxtyping", "lazy_loader")
+
+
+def examine() -> dict[str, dict[str, str]]:
+    """Return sections of findings, each a name and what was found."""
+    return {
+        "machine": {
+            "orthoworld": orthoworld.__version__,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "processors": str(os.cpu_count()),
+            "torch threads": str(torch.get_num_threads()),
+        },
+        "devices": {"cpu": "yes", "cuda": _cuda(), "mps": "yes" if torch.backends.mps.is_available() else "no"},
+        "packages": {name: _version(name) or "missing: pip install orthoworld" for name in CORE},
+        "extras": {extra: _extra(extra, packages) for extra, packages in EXTRAS.items()},
+    }
+
+
+def _cuda() -> str:
+    if torch.cuda.is_available():
+        return f"yes, {torch.cuda.get_device_name()}"
+    return "no" if torch.version.cuda else "no: this torch is built without it"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _extra(extra: str, packages: tuple[str, ...]) -> str:
+    missing = [name for name in packages if _version(name) is None]
+    return f"missing {', '.join(missing)}: pip install orthoworld[{extra}]" if missing else "installed"
