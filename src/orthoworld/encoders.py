@@ -1,6 +1,7 @@
 """Encoders `h = f(x)`: a perceptron, and couplings whose inverse has the form of a mixing."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +58,9 @@ class MLP(nn.Sequential):
         for size in [in_dim] + [width] * (depth - 1):
             layers += [_linear(size, width, generator), nn.GELU()]
         super().__init__(*layers, _linear(width, out_dim, generator))
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return nn.Sequential(*self)[index]  # a part of a perceptron is a plain sequence of layers
 
 
 class _InverseCouplingBase(nn.Module):

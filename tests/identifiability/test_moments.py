@@ -10,6 +10,7 @@ from orthoworld.identifiability.moments import (
     as_rows,
     estimates_and_intervals,
     finite_rows,
+    group_starts,
     halves,
     inverse,
     resampling_weights,
@@ -46,12 +47,21 @@ def test_a_weight_repeats_the_rows_of_its_group(seed, n):
     grouped = GroupedMoments(rows)
     weights = torch.randint(0, 3, (len(grouped),), generator=torch.Generator().manual_seed(seed))
     weights[0] = 1
-    parts = rows.tensor_split(len(grouped))
+    parts = rows.tensor_split(group_starts(n, len(grouped))[1:])
     repeated = torch.cat([part.repeat(times, 1) for part, times in zip(parts, weights.tolist(), strict=True)])
     found, expected = grouped.moments(weights.double()), everything(GroupedMoments(repeated))
     assert found.n == len(repeated)
     torch.testing.assert_close(found.cov, expected.cov, rtol=0, atol=1e-12)
     torch.testing.assert_close(found.mean, expected.mean, rtol=0, atol=1e-12)
+
+
+@given(n=st.integers(2, 2000), groups=st.integers(1, 256))
+def test_halves_have_as_many_rows_and_no_group_is_empty(n, groups):
+    groups = min(groups, n)
+    sizes = np.diff([*group_starts(n, groups), n])
+    assert sizes.min() >= 1
+    if groups > 1:
+        assert abs(int(halves(groups)[0].numpy() @ sizes) - n / 2) <= 0.5
 
 
 def test_a_large_mean_costs_no_digits():

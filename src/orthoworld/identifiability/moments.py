@@ -99,6 +99,14 @@ class Moments:
         return self.cov[..., self.blocks[first], self.blocks[second]]
 
 
+def group_starts(n: int, groups: int) -> list[int]:
+    """Return the first row of each group; the first half of the rows and the second are cut apart, each evenly."""
+    fit_rows, fit_groups = (n + 1) // 2, (groups + 1) // 2
+    fit = [index * fit_rows // fit_groups for index in range(fit_groups)]
+    score_groups = groups - fit_groups
+    return fit + [fit_rows + index * (n - fit_rows) // score_groups for index in range(score_groups)]
+
+
 class GroupedMoments:
     """Sums over groups of consecutive rows of several arrays of equal length.
 
@@ -114,7 +122,8 @@ class GroupedMoments:
         groups = min(GROUPS, max(FEWEST_GROUPS, GROUP_MEMORY // total**2), self.n)
         self.shift = torch.cat([array.mean(dim=0) for array in arrays])  # sums about the mean keep their digits
         counts, sums, products = [], [], []
-        for rows in zip(*(array.tensor_split(groups) for array in arrays), strict=True):
+        starts = group_starts(self.n, groups)
+        for rows in zip(*(array.tensor_split(starts[1:]) for array in arrays), strict=True):
             part = torch.cat(rows, dim=1) - self.shift
             counts.append(float(len(part)))
             sums.append(part.sum(dim=0))
@@ -176,7 +185,9 @@ def estimates_and_intervals(
         generator: source of the draws; without one, a generator of seed 0.
 
     Returns:
-        The values of the data, and 95 % percentile intervals of those that are scalars and finite in all draws.
+        The values of the data, and 95 % percentile intervals of those that are scalars and finite in all draws. The
+        interval of a norm does not reach down to 0 where the norm is 0; for that, look at a signed estimate such as
+        `epsilon_squared_debiased` or `delta`.
     """
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     weights = resampling_weights(len(grouped), resamples, generator)

@@ -168,7 +168,8 @@ class WhitenedLeJEPA(Objective):
 
     Args:
         shape: weight of SIGReg, >= 0. Neither term depends on the batch size, and the scale of the embedding is fixed
-            by the whitening, so one value serves many worlds.
+            by the whitening, so one value serves many worlds. A weight of 1 or more has local minima of its own: a
+            latent folded onto its absolute value and made normal again is Gaussian, and stays.
         slices: number of directions of SIGReg.
 
     Raises:
@@ -185,7 +186,7 @@ class WhitenedLeJEPA(Objective):
 
     whitens = True
 
-    def __init__(self, shape: float = 1.0, *, slices: int = 64) -> None:
+    def __init__(self, shape: float = 0.1, *, slices: int = 64) -> None:
         super().__init__()
         self.shape = real("shape", shape, 0, float("inf"), closed="low")
         self.sigreg = SIGReg(slices)

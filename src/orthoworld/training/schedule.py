@@ -49,16 +49,16 @@ class AdamW:
 
 
 HIDDEN_SIDE = 8
-"""Muon's update is meant for hidden weight matrices; both sides have at least this size."""
+"""Muon makes an update orthogonal, which says little about a matrix with a shorter side than this."""
 
 
 @dataclass(frozen=True)
 class Muon:
-    """`torch.optim.Muon` for hidden weight matrices, AdamW without decay for everything else.
+    """`torch.optim.Muon` for weight matrices with both sides of at least 8, AdamW without decay for everything else.
 
     Args:
         lr: learning rate of the matrices, in the scale at which Muon's updates have the size of AdamW's.
-        adamw_lr: learning rate of biases and of the first and last layer.
+        adamw_lr: learning rate of biases and of thin matrices, as the first and last layer of a small world has.
         weight_decay: decay of the matrices.
     """
 

@@ -301,7 +301,8 @@ class _Session:
         return whitener.fit(itertools.chain([first], embeddings))
 
     def _finite(self) -> bool:
-        return all(bool(torch.isfinite(p).all()) for p in self.encoder.parameters())
+        # Buffers too: running statistics can be lost while the weights are still good.
+        return all(bool(torch.isfinite(tensor).all()) for tensor in self.encoder.state_dict().values())
 
     def _result(self, status: Status, reason: str) -> Run:
         done = status in ("finished", "collapsed")
@@ -329,7 +330,8 @@ class _Session:
             "batch": str(self.plan.batch),
             "optimizer": _described(self.plan.optimizer),
             "schedule": _described(self.plan.schedule),
-            "objective": type(self.objective).__name__,
+            "world": repr(self.world),
+            "objective": f"{type(self.objective).__name__} {_numbers(self.objective)}",
             "encoder": ", ".join(f"{name} {tuple(p.shape)}" for name, p in self.encoder.named_parameters()),
         }
 
@@ -366,6 +368,11 @@ class _Session:
             generator.set_state(state["streams"][name])
         self.curve = list(state["curve"])
         self.earlier_s = state["wall_s"]
+
+
+def _numbers(module: nn.Module) -> dict[str, float]:
+    """Return the options of a module that are plain numbers."""
+    return {name: value for name, value in vars(module).items() if isinstance(value, (int, float))}
 
 
 def _described(recipe: object) -> str:
