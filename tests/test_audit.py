@@ -164,7 +164,7 @@ def test_latents_more_or_fewer_than_the_embedding(world):
 
 def test_one_dimension_and_arrays_of_numpy(world):
     z, z_next = (states[:, 0].numpy() for states in world)
-    found = audit(z, z_next, rho=RHO, **FEW)
+    found = audit(z, z_next, z=z, **FEW)
     assert (found.verdict, found.dim) == ("identifies the state", 1)
 
 
