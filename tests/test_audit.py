@@ -78,8 +78,8 @@ def world():
             "does not identify the state",
             "identifies the state up to a linear map",
         ),
-        (bent, "does not identify the state", "nonlinear", "partial"),
-        (doubled, "does not identify the state", "nonlinear", "partial"),
+        (bent, "does not identify the state", "does not identify the state", "partial"),
+        (doubled, "does not identify the state", "does not identify the state", "partial"),
         (second_degree, "does not identify the state", "nonlinear", "does not identify the state linearly"),
         (flat, "collapsed", "collapsed", "collapsed"),
         (constant, "collapsed", "collapsed", "collapsed"),
@@ -104,7 +104,8 @@ def test_reasons_name_what_was_found(world):
     assert "skewness" in reasons(bent)
     assert "excess kurtosis" in reasons(bent)
     assert "rho = 0.9" in reasons(rotated, rho=RHO)
-    assert "nonlinear" in reasons(bent, rho=RHO)
+    assert "skewness" in reasons(bent, rho=RHO)
+    assert "not linear in the state" in reasons(second_degree, rho=RHO)
     assert "latents [1] are recovered" in reasons(bent, z=z)
     assert "latents [0] are recovered" in reasons(doubled, z=z)
     assert "1e-05" in reasons(flat)

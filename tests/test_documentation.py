@@ -20,7 +20,7 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("page", "block"), blocks("python"))
-def test_python_blocks_run(page, block, capsys):
+def test_q1_python_blocks_run(page, block, capsys):
     exec(compile(block, page, "exec"), {})
     assert "Traceback" not in capsys.readouterr().out
 
@@ -31,7 +31,7 @@ def shell_lines() -> list[str]:
 
 
 @pytest.mark.parametrize("line", shell_lines())
-def test_shell_lines_name_commands_that_exist(line, monkeypatch, capsys):
+def test_q1_shell_lines_name_commands_that_exist(line, monkeypatch, capsys):
     program, *arguments = shlex.split(line)
     if program == "make":
         targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -64,7 +64,7 @@ def test_links_between_pages_lead_somewhere():
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_python_of_the_design_runs_as_written(capsys):
+def test_the_whole_chain_runs_in_a_dozen_lines(capsys):
     import orthoworld as ow
 
     world = ow.World(ow.Gaussian(2), ow.OU(rho=0.95), ow.Spiral())

@@ -9,8 +9,9 @@ The rules, in order; the first that applies decides. Thresholds are the constant
    latents; else *does not identify the state linearly*.
 4. With `rho`: *assumptions violated*, when pairs correlate at more than `rho`, which no function of Gaussian latents
    can; *identifies the state*, when the upper end of Theorem 3's bound is below `ERROR_IDENTIFIED` for each dimension;
-   *nonlinear*, when the lower end of the nonlinear energy is above it and beyond sampling noise; *does not identify the
-   state*, when the covariance is not `I` beyond sampling noise; else *not enough data*.
+   *nonlinear*, when the energy beyond degree one, at least `delta / (2 rho)`, is above it beyond sampling noise; *does
+   not identify the state*, when a condition of rule 5 fails; *undecided*, when some energy is beyond degree one and the
+   data cannot say how much; else *not enough data*.
 5. With neither: *does not identify the state* when a necessary condition fails, which are covariance `I` and a normal
    law in each canonical direction; else *undecided*: two views alone cannot tell a linear map from a nonlinear one that
    keeps the normal law, since the pair correlation they show is at most `rho` and equal to it only for a linear map.
@@ -156,9 +157,13 @@ def audit(
     elif found is not None:
         verdict, reasons = _with_latents(found)
     elif rho is not None:
-        verdict, reasons = _with_rho(limit, dim, max(correlations))
+        failed = _failed_conditions(limit, dim, n, skewness, excess)
+        verdict, reasons = _with_rho(limit, dim, max(correlations), failed)
+    elif failed := _failed_conditions(limit, dim, n, skewness, excess):
+        verdict, reasons = "does not identify the state", failed
     else:
-        verdict, reasons = _from_two_views(limit, dim, n, skewness, excess)
+        verdict = "undecided"
+        reasons = ["covariance and law are those of Qz; pass rho, or the latents, to decide"]
     if dropped:
         reasons = [*reasons, f"{dropped} pairs were not finite and are left out"]
     return Audit(
@@ -202,23 +207,28 @@ def _with_latents(found: Recovery) -> tuple[str, list[str]]:
     return "does not identify the state linearly", told
 
 
-def _with_rho(limit: Bound, dim: int, correlation: float) -> tuple[str, list[str]]:
+def _with_rho(limit: Bound, dim: int, correlation: float, failed: list[str]) -> tuple[str, list[str]]:
     rho, n = limit.rho, limit.n
     # The largest of several canonical correlations errs upwards; its standard error is about (1 - rho^2) / sqrt n.
     if correlation > rho + (NORMAL_QUANTILE + math.sqrt(dim)) * (1 - rho**2) / math.sqrt(n):
         told = f"pairs correlate at {correlation:.3f}, above rho = {rho:g}: no function of Gaussian latents does"
         return "assumptions violated", [told]
     allowed = ERROR_IDENTIFIED * dim
-    low = limit.ci["nonlinear_energy"][0]
     high = limit.ci["bound"][1]
     told = f"E||h - Qz||^2 is at most {high:.4g}, if the world is Gaussian with rho = {rho:g}; allowed: {allowed:g}"
     if high <= allowed:
         return "identifies the state", [told]
-    noise = math.sqrt(8 * (1 - rho) * (1 - rho**2) * dim / n) / (2 * rho * (1 - rho))
-    if low > allowed and limit.nonlinear_energy > allowed + NORMAL_QUANTILE * noise:
-        return "nonlinear", [told, f"at least {low:.4g} of the embedding's energy may be nonlinear in the state"]
-    if _off_white(limit, dim):
-        return "does not identify the state", [told, _whitening_reason(limit)]
+    # L - 2 (1 - rho) tr Cov = 2 sum (rho - rho^d) c_d^2 <= 2 rho (energy beyond degree one): a bound from below.
+    low = limit.ci["delta"][0] / (2 * rho)
+    noise = math.sqrt(8 * (1 - rho) * (1 - rho**2) * dim / n) / (2 * rho)
+    if low > allowed and limit.delta / (2 * rho) > allowed + NORMAL_QUANTILE * noise:
+        energy = f"at least {low:.4g} of E||h||^2 is not linear in the state: nonlinear, or noise in the encoder"
+        return "nonlinear", [told, energy]
+    if failed:
+        return "does not identify the state", [told, *failed]
+    if limit.delta / (2 * rho) > NORMAL_QUANTILE * noise:
+        most = limit.ci["nonlinear_energy"][1]
+        return "undecided", [told, f"between {max(low, 0):.4g} and {most:.4g} of E||h||^2 is not linear in the state"]
     return "not enough data", [told]
 
 
@@ -227,7 +237,8 @@ def _off_white(limit: Bound, dim: int) -> bool:
     return limit.epsilon_debiased > WHITENING_TOLERANCE * math.sqrt(dim) + 2 * limit.epsilon_floor
 
 
-def _from_two_views(limit: Bound, dim: int, n: int, skewness: float, excess: float) -> tuple[str, list[str]]:
+def _failed_conditions(limit: Bound, dim: int, n: int, skewness: float, excess: float) -> list[str]:
+    """Return the necessary conditions of `h = Qz` that the embedding fails, in words."""
     failed = []
     if _off_white(limit, dim):
         failed.append(_whitening_reason(limit))
@@ -237,9 +248,7 @@ def _from_two_views(limit: Bound, dim: int, n: int, skewness: float, excess: flo
         failed.append(f"a canonical direction has skewness {skewness:.3g}: a normal law has 0")
     if abs(excess) > CUMULANT_TOLERANCE + quantile * math.sqrt(24 / n):
         failed.append(f"a canonical direction has excess kurtosis {excess:.3g}: a normal law has 0")
-    if failed:
-        return "does not identify the state", failed
-    return "undecided", ["covariance and law are those of Qz; pass rho, or the latents, to decide"]
+    return failed
 
 
 def _whitening_reason(limit: Bound) -> str:

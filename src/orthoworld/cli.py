@@ -78,7 +78,12 @@ def run(
             found, failures = _carry_out(specs, out, workers or default_workers(specs), stop, as_json)
         if not as_json:
             _print_runs(found)
+            print("* Theorem 3, with the latents as control variates; `bound` in metrics.json does without them")
             print(f"runs are kept in {out / specs[0].experiment}")
+        for result in found:
+            if result.metrics["status"] != "finished":
+                reason = f"{result.metrics['status']}: {result.metrics['status_reason']}"
+                print(f"orthoworld: {result.spec.run_id} {reason}", file=sys.stderr)
         for failure in failures:
             print(f"orthoworld: {failure}", file=sys.stderr)
         if stop():
@@ -143,7 +148,7 @@ def _row(result: StoredRun) -> dict[str, Any]:
 
 def _print_runs(results: list[StoredRun]) -> None:
     table = Table("mixing", "objective", "seed", "status", box=box.SIMPLE_HEAD)
-    for heading in ("R2(h->z)", "orth. error", "bound", "true error", "seconds"):
+    for heading in ("R2(h->z)", "orth. error", "bound*", "true error", "seconds"):
         table.add_column(heading, justify="right")
     for column in table.columns:
         column.no_wrap = True

@@ -91,7 +91,8 @@ class _InverseCouplingBase(nn.Module):
 class InverseCoupling(_InverseCouplingBase):
     """The inverse of additive coupling layers with free weights: it can invert `Coupling`, and preserves volume.
 
-    Because it preserves volume it can neither collapse nor scale its output; with it a regulariser has little to do.
+    With `out_dim == in_dim` it preserves volume, so it cannot scale its output or lose all of it; a regulariser has
+    little to do then.
 
     Args:
         in_dim: size of an observation, any number >= 1.

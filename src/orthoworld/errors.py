@@ -1,8 +1,8 @@
-"""Every error the package raises on purpose: the message repeats the input and states the rule it broke."""
+"""The package's errors: the message repeats the input and states the rule it broke. A wrong dtype is a `TypeError`."""
 
 
 class OrthoworldError(Exception):
-    """Base of all errors of the package."""
+    """Base of the package's errors."""
 
 
 class ArgumentError(OrthoworldError, ValueError):

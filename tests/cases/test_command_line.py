@@ -1,4 +1,4 @@
-"""Cases C of CASES.md: the command line, its configuration and its results."""
+"""Cases C reported by users: the command line, its configuration and its results."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""The cases L of CASES.md: losses."""
+"""The cases L reported by users: losses."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Cases Q3 and Q4 of CASES.md: what an import costs, and what a missing extra says."""
+"""Cases Q3 and Q4 reported by users: what an import costs, and what a missing extra says."""
 
 import json
 import subprocess

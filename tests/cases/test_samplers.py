@@ -1,4 +1,4 @@
-"""The cases S of CASES.md: samplers and mixings."""
+"""The cases S reported by users: samplers and mixings."""
 
 import json
 import math

@@ -18,13 +18,14 @@ from pydantic import ValidationError
 from orthoworld.errors import ConfigError
 from orthoworld.experiments import config
 from orthoworld.experiments.config import (
-    PRESETS,
     RunSpec,
     experiment_description,
     experiment_names,
     load_experiment,
     load_yaml,
 )
+
+PRESETS = ["quick", "paper", "best"]
 
 REGISTRIES = [
     config.SOURCES,

@@ -108,7 +108,7 @@ def test_infonce_objective_is_the_function():
     torch.testing.assert_close(InfoNCE(0.7)(h, generator=gen()).total, infonce(h, sigma=0.7))
 
 
-# The shrinkage of the soft form, PAPER.md 2.4: pairs correlated at rho^2, 256 in a view, pooled.
+# The shrinkage of the soft form, arXiv:2605.26379, its code: pairs correlated at rho^2, 256 in a view, pooled.
 
 SHRINKAGE = {0.3: 0.853, 0.5: 0.799, 0.7: 0.691, 0.8: 0.593, 0.9: 0.424, 0.95: 0.277, 0.99: 0.080}
 

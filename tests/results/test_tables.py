@@ -85,7 +85,7 @@ def test_runs_that_differ_in_the_seed_alone_share_a_row(runs):
         ([["train.steps=10"], ["train.steps=20"]], ["lejepa (steps=10)", "lejepa (steps=20)"]),
         (
             [["objective.lam=0.5", "train.batch=8"], ["objective.lam=0.5", "train.batch=4"], ["objective.lam=0.1"]],
-            ["lejepa (lam=0.5, batch=8)", "lejepa (lam=0.5, batch=4)", "lejepa (lam=0.1, batch=512)"],
+            ["lejepa (lam=0.5, batch=8)", "lejepa (lam=0.5, batch=4)", "lejepa (lam=0.1, batch=256)"],
         ),
     ],
 )

@@ -1,14 +1,11 @@
 """From the description of a run to its world, encoder and objective."""
 
-import hashlib
-
 from torch import nn
 
 from orthoworld.experiments.config import RunSpec, WorldSpec
 from orthoworld.objectives.objective import Objective
 from orthoworld.streams import stream
 from orthoworld.training.schedule import OptimizerRecipe, Schedule
-from orthoworld.worlds.mixings import Mixing
 from orthoworld.worlds.transitions import SharedParent
 from orthoworld.worlds.world import World
 
@@ -55,15 +52,3 @@ def build_objective(spec: RunSpec) -> Objective:
 def build_recipes(spec: RunSpec) -> tuple[OptimizerRecipe, Schedule]:
     """Return the recipes of the optimiser and of the schedule."""
     return spec.train.optimizer.build(), spec.train.schedule.build()
-
-
-def mixing_hash(mixing: Mixing) -> str:
-    """Return a hash of the mixing's weights and settings: equal hashes are the same map."""
-    digest = hashlib.sha256(repr((type(mixing).__name__, mixing.dim, mixing.out_dim)).encode())
-    for name, value in sorted(vars(mixing).items()):
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            digest.update(repr((name, value)).encode())
-    for name, tensor in sorted(mixing.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]

@@ -12,7 +12,6 @@ from orthoworld.experiments.build import (
     build_objective,
     build_recipes,
     build_world,
-    mixing_hash,
 )
 from orthoworld.experiments.config import RunSpec
 from orthoworld.identifiability.bound import bound
@@ -66,12 +65,16 @@ def carry_out(
         runs.append(run)
         if run.status == "interrupted":
             return Outcome(run, {})
-    # A restart that diverged has no loss and is never kept while another one finished.
-    best = min(range(len(runs)), key=lambda i: math.inf if math.isnan(runs[i].held_out_loss) else runs[i].held_out_loss)
+    best = min(range(len(runs)), key=lambda index: _rank(runs[index]))
     metrics = _measure(spec, world, objective, runs[best])
     metrics["restart"] = best
     metrics["restart_losses"] = [run.held_out_loss for run in runs]
     return Outcome(runs[best], metrics)
+
+
+def _rank(run: Run) -> tuple[bool, float]:
+    """Order runs by how well they ended: one that finished before one that collapsed or diverged, then by loss."""
+    return run.status != "finished", math.inf if math.isnan(run.held_out_loss) else run.held_out_loss
 
 
 def _train(
@@ -107,9 +110,6 @@ def _train(
 
 def curve_metrics(held_out: HeldOut) -> dict[str, float]:
     """Return the columns of a learning curve: recovery both ways, orthogonality, bound and exact error."""
-    nonfinite = not (torch.isfinite(held_out.h).all() and torch.isfinite(held_out.h_next).all())
-    if nonfinite:
-        return {}
     found = recovery(held_out.pairs.z, held_out.h, resamples=0)
     row = {"r2_hz": found.r2_hz, "r2_zh": found.r2_zh, "orth_err": found.orth_err}
     r = held_out.pairs.r
@@ -157,7 +157,7 @@ def _measure(spec: RunSpec, world: World, objective: Objective, run: Run) -> dic
         "steps": run.steps,
         "pair_correlation": world.r if isinstance(world.r, float) else list(world.r),
         "stationary": world.stationarity.holds,
-        "mixing_hash": mixing_hash(world.mixing),
+        "mixing_hash": world.mixing.fingerprint(),
         "loss": run.held_out_loss,
         "regulariser": run.curve[-1]["regulariser"] if run.curve else math.nan,
         "wall_s": run.wall_s,

@@ -366,9 +366,6 @@ def _selected(axis: str, alternatives: dict[str, dict[str, Any]], value: Any) ->
     return {name: alternatives[name] for name in names}
 
 
-PRESETS = ("quick", "paper", "best")
-
-
 def experiment_names() -> list[str]:
     """Return the names of the experiments that come with the package."""
     return sorted(entry.name.removesuffix(".yaml") for entry in _folder().iterdir() if entry.name.endswith(".yaml"))

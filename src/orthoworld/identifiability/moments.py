@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from orthoworld.checks import whole
 from orthoworld.errors import ArgumentError, ShapeError
 
 GROUPS = 256
@@ -189,6 +190,7 @@ def estimates_and_intervals(
         interval of a norm does not reach down to 0 where the norm is 0; for that, look at a signed estimate such as
         `epsilon_squared_debiased` or `delta`.
     """
+    whole("resamples", resamples, least=0)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     weights = resampling_weights(len(grouped), resamples, generator)
     at_once = max(1, 2**25 // grouped.products[0].numel())

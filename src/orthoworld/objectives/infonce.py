@@ -20,7 +20,8 @@ def infonce(h: Tensor, *, sigma: float = 1.0) -> Float[Tensor, ""]:
         sigma: width of the kernel, > 0. See `matched_sigma`: the published value 1 favours an inflated embedding.
 
     Returns:
-        Scalar in nats, the mean over both directions. Null level: `log(batch)` for embeddings without information.
+        Scalar in nats, the mean over both directions. `log(batch)` for a constant embedding; independent views give
+        more.
 
     Raises:
         TypeError: `h` is not of a floating-point type.

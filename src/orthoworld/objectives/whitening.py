@@ -12,8 +12,8 @@ from orthoworld.errors import ArgumentError, ShapeError
 
 WhiteningForm = Literal["frobenius", "mean"]
 
-JITTER = 1e-6
-"""Part of the mean variance added to the covariance before it is factorised, against rounding in float32."""
+JITTER = {torch.float32: 1e-6, torch.float64: 1e-14}
+"""Part of the mean variance added to the covariance before it is factorised, against rounding, by type."""
 
 RANK_TOLERANCE = 1e-8
 """Directions with less than this part of the largest variance count as constant."""
@@ -95,7 +95,8 @@ def whiten(h: Tensor) -> Tensor:
     """Return the embedding moved and mapped linearly so that all views together have mean 0 and covariance `I`.
 
     The map is the inverse of the Cholesky factor of the covariance, differentiable; whatever is computed from the
-    result and does not change under rotations does not depend on this choice.
+    result and does not change under rotations does not depend on this choice. Directions with less than about 1e-6 of
+    the mean variance (1e-14 in float64) come out smaller than 1.
 
     Args:
         h: embeddings `(batch, dim)` or `(views, batch, dim)`, more samples than dimensions.
@@ -126,7 +127,7 @@ def whiten(h: Tensor) -> Tensor:
 def _cholesky(matrix: Float[Tensor, "dim dim"]) -> Float[Tensor, "dim dim"]:
     """Return the Cholesky factor; NaN, not an exception, where there is none, so that training reports a divergence."""
     identity = torch.eye(matrix.shape[0], dtype=matrix.dtype, device=matrix.device)
-    factor, failed = torch.linalg.cholesky_ex(matrix + JITTER * matrix.diagonal().mean() * identity)
+    factor, failed = torch.linalg.cholesky_ex(matrix + JITTER[matrix.dtype] * matrix.diagonal().mean() * identity)
     return torch.where(failed > 0, torch.nan, factor)
 
 

@@ -16,7 +16,7 @@ SUMMARY = {
     "r2_hz": "R2(h->z)",
     "orth_err": "orthogonality error",
     "predicted_orth_err": "predicted by shrinkage",
-    "bound_controlled": "bound",
+    "bound_controlled": "bound (latents known)",
     "true_error": "true error",
     "linear_oracle_r2_hz": "R2 of the linear oracle",
 }

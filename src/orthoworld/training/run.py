@@ -60,7 +60,7 @@ class Run:
             when a loss was no finite number; `"interrupted"`, when it was asked to stop.
         reason: what was found, for a status other than finished.
         steps: optimiser steps taken.
-        held_out_loss: the objective on held-out pairs at the end; NaN when it diverged.
+        held_out_loss: the objective on held-out pairs at the end; NaN when it diverged or was interrupted.
         curve: one row for each evaluation.
         wall_s: seconds of training, earlier sessions of a resumed run included.
         peak_rss_mb: largest resident memory of the process so far, in MiB.

@@ -287,7 +287,8 @@ class _Session:
             return Representation(self.encoder, None)
         if self.fitted_at != self.step:
             last = self.step == self.plan.steps
-            self.whitener = self._fit_whitener(self.plan.whitener_samples if last else CURVE_WHITENER_SAMPLES)
+            samples = self.plan.whitener_samples
+            self.whitener = self._fit_whitener(samples if last else min(samples, CURVE_WHITENER_SAMPLES))
             self.fitted_at = self.step
         return Representation(self.encoder, self.whitener)
 
@@ -330,7 +331,7 @@ class _Session:
             "batch": str(self.plan.batch),
             "optimizer": _described(self.plan.optimizer),
             "schedule": _described(self.plan.schedule),
-            "world": repr(self.world),
+            "world": f"{self.world!r} {self.world.mixing.fingerprint()}",
             "objective": f"{type(self.objective).__name__} {_numbers(self.objective)}",
             "encoder": ", ".join(f"{name} {tuple(p.shape)}" for name, p in self.encoder.named_parameters()),
         }
@@ -371,8 +372,12 @@ class _Session:
 
 
 def _numbers(module: nn.Module) -> dict[str, float]:
-    """Return the options of a module that are plain numbers."""
-    return {name: value for name, value in vars(module).items() if isinstance(value, (int, float))}
+    """Return the options of a module and its parts that are plain numbers."""
+    parts = dict(module.named_modules()).items()
+    options = (
+        (f"{name}.{key}", value) for name, part in parts for key, value in vars(part).items() if key != "training"
+    )
+    return {key: value for key, value in options if isinstance(value, (int, float))}
 
 
 def _described(recipe: object) -> str:

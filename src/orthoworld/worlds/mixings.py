@@ -1,5 +1,6 @@
 """Mixings: the unknown map `x = g(z)` from latents to observations, with its inverse."""
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 
@@ -21,7 +22,7 @@ class Mixing(nn.Module, ABC):
     def __init__(self, dim: int, out_dim: int | None = None) -> None:
         super().__init__()
         self.dim = whole("dim", dim)
-        self.out_dim = self.dim if out_dim is None else out_dim
+        self.out_dim = self.dim if out_dim is None else whole("out_dim", out_dim)
 
     def forward(self, z: Tensor) -> Tensor:
         """Return the observations `g(z)`, shape `(..., out_dim)`."""
@@ -30,6 +31,16 @@ class Mixing(nn.Module, ABC):
     def inverse(self, x: Tensor) -> Tensor:
         """Return the latents `g^-1(x)`, shape `(..., dim)`."""
         return self._unmix(points("x", x, self.out_dim))
+
+    def fingerprint(self) -> str:
+        """Return a hash of the kind, the settings and the weights: equal fingerprints are the same map."""
+        settings = {name: value for name, value in vars(self).items() if isinstance(value, (int, float))}
+        settings.pop("training", None)
+        digest = hashlib.sha256(repr((type(self).__name__, sorted(settings.items()))).encode())
+        for name, tensor in sorted(self.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.cpu().numpy().tobytes())
+        return digest.hexdigest()[:16]
 
     @abstractmethod
     def _mix(self, z: Tensor) -> Tensor: ...
@@ -40,6 +51,9 @@ class Mixing(nn.Module, ABC):
 
 class Identity(Mixing):
     """`x = z`: the latents are observed as they are."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
 
     def _mix(self, z: Tensor) -> Tensor:
         return z
@@ -233,7 +247,7 @@ LOG_SCALE = 0.5
 class AffineCoupling(Mixing):
     """Affine coupling layers: `z_2 <- z_2 exp(s(z_1)) + tanh(z_1 W)`, with `s(z_1) = tanh(z_1 U) / 2`, in turn.
 
-    It stretches and shrinks volume, so an encoder cannot be Gaussian by construction. One dimension: the identity.
+    It changes volume, so no encoder that preserves volume inverts it. One dimension: the identity.
 
     Args:
         dim: number of latents.
