@@ -11,7 +11,7 @@ import orthoworld
 PACKAGE = Path(orthoworld.__file__).parent
 
 CHAIN = [
-    {"errors", "checks", "streams", "extras", "__init__"},
+    {"errors", "checks", "streams", "extras", "devices", "__init__"},
     {"worlds"},
     {"encoders"},
     {"objectives"},
@@ -36,7 +36,8 @@ def part_of(module: Path) -> str:
 def imported_parts(source: str) -> set[str]:
     names: list[str] = []
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and node.module:
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, f"line {node.lineno}: a relative import hides where it comes from"
             names += [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]

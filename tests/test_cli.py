@@ -5,7 +5,6 @@ import os
 import pty
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -16,19 +15,8 @@ from orthoworld.experiments.config import load_experiment
 from orthoworld.results.execute import execute
 from orthoworld.results.store import collect
 from orthoworld.results.tables import flatten
+from small_runs import COMMAND, SMALL
 
-SMALL = (
-    "mixings=spiral",
-    "objectives=lejepa",
-    "encoder.width=16",
-    "encoder.depth=1",
-    "train.steps=20",
-    "train.batch=32",
-    "train.whitener_samples=1000",
-    "train.evaluation_samples=500",
-    "train.evaluate_every=5",
-)
-COMMAND = Path(sys.executable).with_name("orthoworld")
 KEYS = {
     *("experiment", "run_id", "status", "seed", "r2_hz", "r2_zh", "r2_hz_per_dim", "r2_hz_pooled", "orth_err"),
     *("procrustes", "mcc", "effective_rank", "pair_correlation", "alignment", "regulariser", "delta", "epsilon"),

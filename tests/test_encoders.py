@@ -50,14 +50,14 @@ def test_published_perceptron_has_198658_parameters():
 
 @given(in_dim=sizes, out_dim=sizes, width=st.integers(1, 12), depth=st.integers(1, 5))
 def test_perceptron_has_depth_hidden_layers_of_its_width(in_dim, out_dim, width, depth):
-    layers = list(MLP(in_dim, out_dim, width=width, depth=depth))
+    layers = list(MLP(in_dim, out_dim, width=width, depth=depth).layers)
     linear = [(layer.in_features, layer.out_features) for layer in layers[::2]]
     assert linear == list(pairwise([in_dim] + [width] * depth + [out_dim]))
     assert all(isinstance(layer, nn.GELU) for layer in layers[1::2])
 
 
 def test_perceptron_weights_have_the_default_law_of_torch():
-    first, *_, last = MLP(16, 9, width=256, depth=2, generator=gen())
+    first, *_, last = MLP(16, 9, width=256, depth=2, generator=gen()).layers
     for layer in (first, last):
         bound = 1 / math.sqrt(layer.in_features)
         law = stats.uniform(-bound, 2 * bound)
@@ -156,9 +156,13 @@ def test_gradients_are_those_of_finite_differences(encoder_kind, mixing_kind):
 @partners
 @pytest.mark.parametrize(("dim", "layers"), [(4, 3), (5, 4)])
 def test_only_a_mixing_of_the_same_form_can_be_matched(encoder_kind, mixing_kind, dim, layers):
-    message = f"mixing has {dim} dimensions and {layers} layers: expected 4 and 4, as the encoder"
-    with pytest.raises(ArgumentError, match=message):
+    with pytest.raises(ArgumentError, match=rf"\({dim}, {layers}, .\): expected \(4, 4, .\), as the"):
         encoder_kind(4).match(mixing_kind(dim, layers, generator=gen()))
+
+
+def test_only_a_mixing_of_the_same_kind_can_be_matched():
+    with pytest.raises(ArgumentError, match=r"expected \(4, 4, 1\), as the encoder"):
+        InverseCoupling(4).match(AffineCoupling(4, generator=gen()))
 
 
 @partners

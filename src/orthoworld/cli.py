@@ -95,9 +95,11 @@ def run(
 
 def _check(specs: list[RunSpec]) -> None:
     """Build every part of every run once, so that a bad option is told before the first step of the first run."""
+    from orthoworld.devices import device_of
     from orthoworld.experiments.build import build_encoder, build_objective, build_recipes, build_world
 
     for spec in specs:
+        device_of(spec.train.device)
         build_encoder(spec, build_world(spec.world, spec.seed))
         build_objective(spec)
         build_recipes(spec)

@@ -1,14 +1,16 @@
 """Encoders `h = f(x)`: a perceptron, and couplings whose inverse has the form of a mixing."""
 
+import itertools
 import math
-from typing import Any
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from orthoworld.checks import points, whole
 from orthoworld.errors import ArgumentError
-from orthoworld.worlds.mixings import LOG_SCALE, AffineCoupling, Coupling, coupling_shapes, join, split
+from orthoworld.worlds.couplings import coupling_shapes, uncouple
+from orthoworld.worlds.mixings import AffineCoupling, Coupling
 
 
 def _generator(generator: torch.Generator | None) -> torch.Generator:
@@ -25,7 +27,7 @@ def _linear(in_dim: int, out_dim: int, generator: torch.Generator, *, bias: bool
     return layer
 
 
-class MLP(nn.Sequential):
+class MLP(nn.Module):
     """A perceptron with GELU: `depth` hidden layers of `width` units and a linear output.
 
     Args:
@@ -52,43 +54,75 @@ class MLP(nn.Sequential):
         depth: int = 4,
         generator: torch.Generator | None = None,
     ) -> None:
+        super().__init__()
         whole("in_dim", in_dim), whole("out_dim", out_dim), whole("width", width), whole("depth", depth)
         generator = _generator(generator)
         layers: list[nn.Module] = []
         for size in [in_dim] + [width] * (depth - 1):
             layers += [_linear(size, width, generator), nn.GELU()]
-        super().__init__(*layers, _linear(width, out_dim, generator))
+        self.layers = nn.Sequential(*layers, _linear(width, out_dim, generator))
 
-    def __getitem__(self, index: int | slice) -> Any:
-        return nn.Sequential(*self)[index]  # a part of a perceptron is a plain sequence of layers
+    def forward(self, x: Tensor) -> Tensor:
+        """Map observations `(..., in_dim)` to embeddings `(..., out_dim)`."""
+        return self.layers(x)
 
 
-class _InverseCouplingBase(nn.Module):
-    """What both inverse couplings share: sizes, and a linear output when the embedding has another size."""
+C = TypeVar("C", bound="_InverseCouplings")
 
-    def __init__(self, in_dim: int, out_dim: int | None, layers: int, generator: torch.Generator) -> None:
+
+class _InverseCouplings(nn.Module):
+    """Coupling layers undone, with `matrices` free weights in each, and a linear output for another embedding size."""
+
+    matrices: ClassVar[int]
+
+    def __init__(
+        self,
+        in_dim: int,
+        out_dim: int | None = None,
+        *,
+        layers: int = 4,
+        generator: torch.Generator | None = None,
+    ) -> None:
         super().__init__()
+        generator = _generator(generator)
         self.in_dim = whole("in_dim", in_dim)
         self.out_dim = in_dim if out_dim is None else whole("out_dim", out_dim)
         self.layers = whole("layers", layers)
         same = self.out_dim == in_dim
         self.output = nn.Identity() if same else _linear(in_dim, self.out_dim, generator, bias=False)
+        shapes = [shape for shape in coupling_shapes(in_dim, layers) for _ in range(self.matrices)]
+        self.weights = nn.ParameterList(_normal(shape, generator) for shape in shapes)
 
-    def _weights(self, generator: torch.Generator) -> nn.ParameterList:
-        """Return one free matrix a layer, normal with variance 1 over the number of inputs."""
-        shapes = coupling_shapes(self.in_dim, self.layers)
-        drawn = [torch.randn(shape, generator=generator) / math.sqrt(max(shape[0], 1)) for shape in shapes]
-        return nn.ParameterList(nn.Parameter(weight) for weight in drawn)
+    def match(self: C, mixing: Coupling | AffineCoupling) -> C:
+        """Take over the weights of `mixing`, which makes the encoder its exact inverse, and return the encoder.
 
-    def _match(self, mixing: Coupling | AffineCoupling) -> None:
-        if (mixing.dim, mixing.layers) != (self.in_dim, self.layers):
+        Raises:
+            ArgumentError: the mixing is of the other kind, or has another size or number of layers.
+        """
+        found = (mixing.dim, mixing.layers, len(mixing.matrices))
+        expected = (self.in_dim, self.layers, self.matrices)
+        if found != expected:
             raise ArgumentError(
-                f"mixing has {mixing.dim} dimensions and {mixing.layers} layers: "
-                f"expected {self.in_dim} and {self.layers}, as the encoder"
+                f"mixing has (dimensions, layers, matrices in a layer) {found}: expected {expected}, as the encoder"
             )
+        with torch.no_grad():
+            for parameter, weight in zip(self.weights, itertools.chain(*mixing.weights), strict=True):
+                parameter.copy_(weight)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map observations `(..., in_dim)` to embeddings `(..., out_dim)`."""
+        flat = list(self.weights)
+        layers = [flat[start : start + self.matrices] for start in range(0, len(flat), self.matrices)]
+        return self.output(uncouple(points("x", x, self.in_dim), layers))
 
 
-class InverseCoupling(_InverseCouplingBase):
+def _normal(shape: tuple[int, int], generator: torch.Generator) -> nn.Parameter:
+    """Return a matrix of normal entries whose variance is 1 over the number of inputs, as the published encoders."""
+    return nn.Parameter(torch.randn(shape, generator=generator) / math.sqrt(max(shape[0], 1)))
+
+
+class InverseCoupling(_InverseCouplings):
     """The inverse of additive coupling layers with free weights: it can invert `Coupling`, and preserves volume.
 
     With `out_dim == in_dim` it preserves volume, so it cannot scale its output or lose all of it; a regulariser has
@@ -104,76 +138,13 @@ class InverseCoupling(_InverseCouplingBase):
         ArgumentError: a size is not a whole number >= 1.
     """
 
-    def __init__(
-        self,
-        in_dim: int,
-        out_dim: int | None = None,
-        *,
-        layers: int = 4,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        generator = _generator(generator)
-        super().__init__(in_dim, out_dim, layers, generator)
-        self.weights = self._weights(generator)
-
-    def match(self, mixing: Coupling) -> "InverseCoupling":
-        """Take over the weights of `mixing`, which makes the encoder its exact inverse, and return the encoder.
-
-        Raises:
-            ArgumentError: the mixing has another size or number of layers.
-        """
-        self._match(mixing)
-        with torch.no_grad():
-            for own, given in zip(self.weights, mixing.weights, strict=True):
-                own.copy_(given)
-        return self
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map observations `(..., in_dim)` to embeddings `(..., out_dim)`."""
-        h = points("x", x, self.in_dim)
-        for layer, weight in reversed(list(enumerate(self.weights))):
-            fixed, moved = split(h, layer)
-            h = join(fixed, moved - torch.tanh(fixed @ weight), layer)
-        return self.output(h)
+    matrices = 1
 
 
-class InverseAffineCoupling(_InverseCouplingBase):
+class InverseAffineCoupling(_InverseCouplings):
     """The inverse of affine coupling layers with free weights: it can invert `AffineCoupling`, and changes volume.
 
     Args and errors as in `InverseCoupling`.
     """
 
-    def __init__(
-        self,
-        in_dim: int,
-        out_dim: int | None = None,
-        *,
-        layers: int = 4,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        generator = _generator(generator)
-        super().__init__(in_dim, out_dim, layers, generator)
-        self.shifts = self._weights(generator)
-        self.scales = self._weights(generator)
-
-    def match(self, mixing: AffineCoupling) -> "InverseAffineCoupling":
-        """Take over the weights of `mixing`, which makes the encoder its exact inverse, and return the encoder.
-
-        Raises:
-            ArgumentError: the mixing has another size or number of layers.
-        """
-        self._match(mixing)
-        with torch.no_grad():
-            for shift, scale, given in zip(self.shifts, self.scales, mixing.weights, strict=True):
-                shift.copy_(given[0])
-                scale.copy_(given[1])
-        return self
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map observations `(..., in_dim)` to embeddings `(..., out_dim)`."""
-        h = points("x", x, self.in_dim)
-        for layer in reversed(range(self.layers)):
-            fixed, moved = split(h, layer)
-            stretch = torch.exp(LOG_SCALE * torch.tanh(fixed @ self.scales[layer]))
-            h = join(fixed, (moved - torch.tanh(fixed @ self.shifts[layer])) / stretch, layer)
-        return self.output(h)
+    matrices = 2

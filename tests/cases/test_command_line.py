@@ -4,10 +4,8 @@ import csv
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,26 +15,10 @@ import yaml
 import orthoworld
 from orthoworld import cli
 from orthoworld.errors import ConfigError
-from orthoworld.experiments.config import RunSpec, load_experiment, load_yaml
+from orthoworld.experiments.config import RunSpec, load_yaml
 from orthoworld.results.execute import execute
 from orthoworld.results.store import FILES, MANIFEST, RunFolder, collect
-
-SMALL = (
-    "mixings=spiral",
-    "objectives=lejepa",
-    "encoder.width=16",
-    "encoder.depth=1",
-    "train.steps=20",
-    "train.batch=32",
-    "train.whitener_samples=1000",
-    "train.evaluation_samples=500",
-    "train.evaluate_every=5",
-)
-COMMAND = Path(sys.executable).with_name("orthoworld")
-
-
-def small_spec(*assignments):
-    return load_experiment("two-d").overridden([*SMALL, *assignments]).runs()[0]
+from small_runs import SMALL, small_spec, start
 
 
 def strict(text):
@@ -44,17 +26,6 @@ def strict(text):
         raise AssertionError(f"{name} is no JSON")
 
     return json.loads(text, parse_constant=refuse)
-
-
-def start(*arguments, **options):
-    return subprocess.Popen(
-        [COMMAND, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        **options,
-    )
 
 
 @pytest.fixture(scope="module")

@@ -137,8 +137,8 @@ def test_l12_exact_collapse():
 
 def test_l12_training_flags_a_collapse():
     encoder = MLP(2, 2, width=4, depth=1)
-    torch.nn.init.zeros_(encoder[-1].weight)
-    torch.nn.init.zeros_(encoder[-1].bias)
+    torch.nn.init.zeros_(encoder.layers[-1].weight)
+    torch.nn.init.zeros_(encoder.layers[-1].bias)
     world = World(Gaussian(2), OU(0.95), Identity(2))
     run = train(world, encoder, LeJEPA(lam=1.0, slices=4), steps=2, batch=8, evaluation_samples=50)
     assert run.status == "collapsed"

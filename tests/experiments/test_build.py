@@ -44,13 +44,13 @@ def test_options_reach_what_is_built():
     world = build_world(spec.world, spec.seed)
     encoder = build_encoder(spec, world)
     assert world.mixing.rate == 2.0
-    assert (encoder[0].out_features, encoder[-1].out_features) == (12, 5)
+    assert (encoder.layers[0].out_features, encoder.layers[-1].out_features) == (12, 5)
     assert build_objective(spec).lam == 0.25
 
 
 def test_embedding_has_as_many_dimensions_as_the_world_has_latents():
     spec = one_run("mixings=coupling", "world.dim=3")
-    assert build_encoder(spec, build_world(spec.world, spec.seed))[-1].out_features == 3
+    assert build_encoder(spec, build_world(spec.world, spec.seed)).layers[-1].out_features == 3
 
 
 def test_seed_decides_the_mixing():

@@ -9,20 +9,10 @@ import torch
 from orthoworld.experiments import carry_out as module
 from orthoworld.experiments.build import build_encoder, build_world
 from orthoworld.experiments.carry_out import carry_out
-from orthoworld.experiments.config import load_experiment
 from orthoworld.identifiability.recovery import recovery
 from orthoworld.streams import stream
+from small_runs import small_spec
 
-SMALL = (
-    "objectives=lejepa",
-    "encoder.width=16",
-    "encoder.depth=1",
-    "train.steps=20",
-    "train.batch=32",
-    "train.whitener_samples=1000",
-    "train.evaluation_samples=500",
-    "train.evaluate_every=5",
-)
 KEYS = [
     "status",
     "r2_hz",
@@ -50,10 +40,6 @@ KEYS = [
 OF_THE_MACHINE = ("wall_s", "peak_rss_mb")
 
 
-def small_spec(*assignments, mixing="spiral"):
-    return load_experiment("two-d").overridden([*SMALL, f"mixings={mixing}", *assignments]).runs()[0]
-
-
 @pytest.fixture(scope="module")
 def plain():
     return carry_out(small_spec())
@@ -61,7 +47,7 @@ def plain():
 
 @pytest.fixture(scope="module")
 def restarted():
-    return carry_out(small_spec("train.restarts=3", mixing="coupling"))
+    return carry_out(small_spec("train.restarts=3", "mixings=coupling"))
 
 
 def test_outcome_has_every_measure(plain):
@@ -114,7 +100,7 @@ def test_measuring_more_often_changes_no_weight(plain):
 
 def test_restarts_share_the_world_and_the_best_is_kept(restarted):
     losses = restarted.metrics["restart_losses"]
-    spec = small_spec(mixing="coupling")
+    spec = small_spec("mixings=coupling")
     assert len(set(losses)) == 3
     assert losses[restarted.metrics["restart"]] == min(losses) == restarted.metrics["loss"]
     assert restarted.metrics["mixing_hash"] == build_world(spec.world, spec.seed).mixing.fingerprint()
@@ -124,7 +110,7 @@ def test_restart_that_diverged_is_not_kept(monkeypatch):
     def broken_first(spec, world, restart=0):
         encoder = build_encoder(spec, world, restart)
         if restart == 0:
-            torch.nn.init.constant_(encoder[-1].weight, torch.nan)
+            torch.nn.init.constant_(encoder.layers[-1].weight, torch.nan)
         return encoder
 
     monkeypatch.setattr(module, "build_encoder", broken_first)

@@ -9,26 +9,11 @@ import time
 import pytest
 
 from orthoworld.experiments import sweep as sweep_module
-from orthoworld.experiments.config import load_experiment
 from orthoworld.experiments.sweep import StopFlag, default_workers, run_all
 from orthoworld.results.execute import execute
+from small_runs import small_specs, wait_until
 
-SMALL = (
-    "mixings=spiral",
-    "objectives=lejepa",
-    "encoder.width=16",
-    "encoder.depth=1",
-    "train.steps=20",
-    "train.batch=32",
-    "train.whitener_samples=1000",
-    "train.evaluation_samples=500",
-    "train.evaluate_every=5",
-)
 ENDLESS = ("train.steps=1000000", "train.evaluate_every=0")
-
-
-def small_specs(*assignments):
-    return load_experiment("two-d").overridden([*SMALL, *assignments]).runs()
 
 
 def never():
@@ -42,13 +27,6 @@ def sweep(specs, root, *, workers=2, stop=never):
 def ends(events):
     """Return the last event of each run, by index."""
     return {event.index: event for event in events if event.kind != "step"}
-
-
-def wait_until(condition, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
 
 
 def checkpoint_of(spec, root):

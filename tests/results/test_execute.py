@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,37 +14,10 @@ import yaml
 
 import orthoworld
 from orthoworld.errors import ArgumentError, ResultError
-from orthoworld.experiments.config import RunSpec, load_experiment
+from orthoworld.experiments.config import RunSpec
 from orthoworld.results.execute import execute, provenance
 from orthoworld.results.store import FILES, MANIFEST, RunFolder, collect
-
-SMALL = (
-    "mixings=spiral",
-    "objectives=lejepa",
-    "encoder.width=16",
-    "encoder.depth=1",
-    "train.steps=20",
-    "train.batch=32",
-    "train.whitener_samples=1000",
-    "train.evaluation_samples=500",
-    "train.evaluate_every=5",
-)
-COMMAND = Path(sys.executable).with_name("orthoworld")
-
-
-def small_spec(*assignments):
-    return load_experiment("two-d").overridden([*SMALL, *assignments]).runs()[0]
-
-
-def folder_of(spec, root):
-    return root / spec.experiment / spec.run_id
-
-
-def wait_until(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
+from small_runs import COMMAND, SMALL, folder_of, small_spec, wait_until
 
 
 def assert_same_files(one, other):
@@ -151,7 +123,7 @@ def test_nulls_of_a_diverged_run_have_reasons(tmp_path):
 
 
 def test_provenance_names_versions_and_machine():
-    found = provenance()
+    found = provenance("cpu")
     assert found["orthoworld"] == orthoworld.__version__
     assert found["torch"] == torch.__version__
     assert found["cpus"] == os.cpu_count()
@@ -160,7 +132,7 @@ def test_provenance_names_versions_and_machine():
 
 def test_provenance_does_without_git(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    assert provenance()["commit"] is None
+    assert provenance("cpu")["commit"] is None
 
 
 def test_package_installed_in_a_foreign_checkout_has_no_commit(tmp_path, monkeypatch):
@@ -176,7 +148,7 @@ def test_package_installed_in_a_foreign_checkout_has_no_commit(tmp_path, monkeyp
     installed.parent.mkdir(parents=True)
     installed.write_text("")
     monkeypatch.setattr(orthoworld, "__file__", str(installed))
-    assert provenance()["commit"] is None
+    assert provenance("cpu")["commit"] is None
 
 
 KILLED = """

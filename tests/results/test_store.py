@@ -12,26 +12,11 @@ import torch
 
 from orthoworld.errors import ArgumentError, ResultError
 from orthoworld.experiments.carry_out import carry_out
-from orthoworld.experiments.config import load_experiment
 from orthoworld.results import store
 from orthoworld.results.execute import execute
 from orthoworld.results.store import FILES, MANIFEST, FileCheckpoint, RunFolder, collect, strict_json, write_atomically
 from orthoworld.training.run import encode
-
-SMALL = (
-    "mixings=spiral",
-    "encoder.width=16",
-    "encoder.depth=1",
-    "train.steps=20",
-    "train.batch=32",
-    "train.whitener_samples=1000",
-    "train.evaluation_samples=500",
-    "train.evaluate_every=5",
-)
-
-
-def small_spec(*assignments):
-    return load_experiment("two-d").overridden([*SMALL, "objectives=lejepa", *assignments]).runs()[0]
+from small_runs import small_spec
 
 
 def no_constant(name):
@@ -200,7 +185,7 @@ def test_values_missing_from_a_curve_leave_gaps(finished, tmp_path):
 
 @pytest.mark.parametrize("objective", ["objectives=lejepa", "objectives=whitened-lejepa"])
 def test_stored_encoder_is_the_trained_one(tmp_path, generator, objective):
-    spec = load_experiment("two-d").overridden([*SMALL, objective]).runs()[0]
+    spec = small_spec(objective)
     trained = carry_out(spec).run
     stored = execute(spec, tmp_path)
     representation = stored.representation()

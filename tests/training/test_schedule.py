@@ -63,7 +63,7 @@ def test_adamw_holds_every_trainable_parameter_once():
 
 def test_muon_gets_the_hidden_matrices_and_adamw_the_rest():
     model = MLP(2, 3, width=16, depth=3)
-    first, _, second, _, third, _, last = model
+    first, _, second, _, third, _, last = model.layers
     muon, adamw = Muon(lr=0.1, adamw_lr=0.2, weight_decay=0.3).build(model)
     assert type(muon) is torch.optim.Muon
     assert type(adamw) is torch.optim.AdamW

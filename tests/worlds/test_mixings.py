@@ -50,7 +50,7 @@ def test_inverse_undoes_the_mixing(name):
     mixing = FAMILY[name]
     z = normal(5, 200, mixing.dim)
     x = mixing(z)
-    assert x.shape == (5, 200, mixing.out_dim)
+    assert x.shape == (5, 200, mixing.obs_dim)
     # Each coupling layer may amplify rounding by about three; eight layers stay below 1e-11.
     torch.testing.assert_close(mixing.inverse(x), z, atol=1e-11, rtol=0)
 
@@ -98,7 +98,7 @@ def test_coupling_is_its_formula(dim):
     mixing = Coupling(dim, generator=gen(dim)).double()
     for z in normal(3, dim):
         first, second = z[: math.ceil(dim / 2)].clone(), z[math.ceil(dim / 2) :].clone()
-        for layer, weight in enumerate(mixing.weights):
+        for layer, (weight,) in enumerate(mixing.weights):
             if layer % 2 == 0:
                 second += torch.tanh(first @ weight)
             else:
@@ -149,14 +149,14 @@ def test_one_dimensional_coupling_is_the_identity(make):
 
 @given(dim=st.integers(2, 9), seed=st.integers(0, 99))
 def test_coupling_weights_are_twice_orthonormal(dim, seed):
-    for weight in Coupling(dim, generator=gen(seed)).double().weights:
+    for (weight,) in Coupling(dim, generator=gen(seed)).double().weights:
         rows, columns = weight.shape
         gram = weight.T @ weight if rows >= columns else weight @ weight.T
         torch.testing.assert_close(gram, 4 * torch.eye(len(gram), dtype=torch.float64), atol=1e-5, rtol=0)
 
 
 def test_orthonormal_weights_have_no_preferred_sign():
-    signs = torch.tensor([Coupling(2, layers=1, generator=gen(seed)).weights[0].item() / 2 for seed in range(200)])
+    signs = torch.tensor([Coupling(2, layers=1, generator=gen(seed)).weights[0][0].item() / 2 for seed in range(200)])
     torch.testing.assert_close(signs.abs(), torch.ones(200))
     assert signs.mean().abs() < 4 / math.sqrt(200)
 
@@ -186,11 +186,11 @@ def test_linear_copies_its_matrix_and_ignores_what_is_orthogonal_to_its_columns(
 @pytest.mark.parametrize("name", FAMILY)
 def test_wrong_last_dimension_is_an_error_that_repeats_the_shape(name):
     mixing = FAMILY[name]
-    wrong = max(mixing.dim, mixing.out_dim) + 1
+    wrong = max(mixing.dim, mixing.obs_dim) + 1
     points = torch.zeros(4, wrong, dtype=torch.float64)
     with pytest.raises(ShapeError, match=rf"z has shape \(4, {wrong}\): expected \(..., {mixing.dim}\)"):
         mixing(points)
-    with pytest.raises(ShapeError, match=rf"x has shape \(4, {wrong}\): expected \(..., {mixing.out_dim}\)"):
+    with pytest.raises(ShapeError, match=rf"x has shape \(4, {wrong}\): expected \(..., {mixing.obs_dim}\)"):
         mixing.inverse(points)
 
 
@@ -200,14 +200,14 @@ def test_wrong_last_dimension_is_an_error_that_repeats_the_shape(name):
     ids=["same", "0", "wide"],
 )
 def test_linear_needs_independent_columns(matrix, rank):
-    out_dim, dim = matrix.shape
-    message = rf"matrix of shape \({out_dim}, {dim}\) has rank {rank}: expected full column rank {dim}"
+    obs_dim, dim = matrix.shape
+    message = rf"matrix of shape \({obs_dim}, {dim}\) has rank {rank}: expected full column rank {dim}"
     with pytest.raises(ArgumentError, match=message):
         Linear(matrix)
 
 
 def test_linear_needs_a_matrix():
-    with pytest.raises(ShapeError, match=r"matrix has shape \(3,\): expected \(out_dim, dim\)"):
+    with pytest.raises(ShapeError, match=r"matrix has shape \(3,\): expected \(obs_dim, dim\)"):
         Linear(torch.ones(3))
 
 

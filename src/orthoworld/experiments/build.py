@@ -32,7 +32,7 @@ def build_encoder(spec: RunSpec, world: World, restart: int = 0) -> nn.Module:
         ArgumentError: an option lies outside its range.
     """
     encoder: nn.Module = spec.encoder.build(
-        in_dim=world.mixing.out_dim,
+        in_dim=world.mixing.obs_dim,
         out_dim=world.dim if spec.out_dim is None else spec.out_dim,
         generator=stream(spec.seed, "encoder", restart),
     )

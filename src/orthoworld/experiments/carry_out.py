@@ -7,12 +7,8 @@ from typing import Any
 
 import torch
 
-from orthoworld.experiments.build import (
-    build_encoder,
-    build_objective,
-    build_recipes,
-    build_world,
-)
+from orthoworld.devices import device_of
+from orthoworld.experiments.build import build_encoder, build_objective, build_recipes, build_world
 from orthoworld.experiments.config import RunSpec
 from orthoworld.identifiability.bound import bound
 from orthoworld.identifiability.oracle import linear_oracle
@@ -55,7 +51,7 @@ def carry_out(
         on_step: told the number of steps done.
 
     Raises:
-        ArgumentError: an option of the spec lies outside its range.
+        ArgumentError: an option of the spec lies outside its range, or this machine does not have its device.
     """
     world = build_world(spec.world, spec.seed)
     objective = build_objective(spec)
@@ -90,7 +86,7 @@ def _train(
     done = restart * spec.train.steps
     return train(
         world,
-        build_encoder(spec, world, restart),
+        build_encoder(spec, world, restart).to(device_of(spec.train.device)),
         objective,
         steps=spec.train.steps,
         batch=spec.train.batch,

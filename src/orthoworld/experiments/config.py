@@ -11,8 +11,9 @@ from importlib import resources
 from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
 
+from orthoworld.devices import default_device
 from orthoworld.encoders import MLP, InverseAffineCoupling, InverseCoupling
 from orthoworld.errors import ConfigError
 from orthoworld.objectives.lejepa import (
@@ -33,7 +34,7 @@ from orthoworld.worlds.transitions import OU, LaplaceAR
 class Spec(BaseModel):
     """A part of a configuration: typed, immutable, without unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True)
 
     choices: ClassVar[Mapping[str, Mapping[str, type["Choice"]]]] = {}
     """Fields that hold one of several named parts, and the parts."""
@@ -124,7 +125,11 @@ class WorldSpec(Spec):
 
 
 class TrainSpec(Spec):
-    """The training of a run; see `orthoworld.train`."""
+    """The training of a run; see `orthoworld.train`.
+
+    `device` is where the encoder is trained. `auto` stands for CUDA where there is one and the CPU elsewhere, and is
+    replaced by what it stands for, since another device is another run; `mps` has to be asked for.
+    """
 
     choices = {"optimizer": OPTIMIZERS, "schedule": SCHEDULES}
 
@@ -136,7 +141,13 @@ class TrainSpec(Spec):
     evaluation_samples: int = Field(ge=100)
     whitener_samples: int = Field(ge=100)
     restarts: int = Field(default=1, ge=1)
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     threads: int = Field(default=1, ge=1)
+
+    @field_validator("device", mode="after")
+    @classmethod
+    def _resolve(cls, device: str) -> str:
+        return default_device() if device == "auto" else device
 
 
 class RunSpec(Spec):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from orthoworld.checks import real
 from orthoworld.errors import ArgumentError, ShapeError
-from orthoworld.identifiability.moments import GroupedMoments, estimates_and_intervals, finite_rows, inverse
+from orthoworld.identifiability.moments import GroupedMoments, estimates_and_intervals, finite_rows, inverse, trace
 from orthoworld.identifiability.recovery import line_of
 
 H, H_NEXT, SQUARED_NORM, Z, Z_NEXT = 0, 1, 2, 3, 4
@@ -111,7 +111,8 @@ def bound(
     Raises:
         TypeError: an array is not real.
         ShapeError: the arrays differ in rows, or `h` and `h_next` in dimension.
-        ArgumentError: `rho` lies outside [-1, 1], or an array has non-finite rows and `drop` is off.
+        ArgumentError: `rho` lies outside [-1, 1], `z_next` comes without `z`, or an array has non-finite rows and
+            `drop` is off.
 
     Example:
         >>> g = torch.Generator().manual_seed(0)
@@ -180,9 +181,9 @@ def _statistics(
         cov, next_cov, lagged = (own - slope.mT @ _minus_identity(of_z, level) @ slope for own, of_z, level in known)
         controlled = _energy(_gap(cov, next_cov, lagged, rho), rho)
         exact["bound_controlled"] = controlled + (_off_identity(cov).sqrt() + controlled).square()
-    trace_cov = _trace(moments.covs(H, H))
+    trace_cov = trace(moments.covs(H, H))
     return {
-        "alignment": trace_cov + _trace(moments.covs(H_NEXT, H_NEXT)) - 2 * _trace(moments.covs(H, H_NEXT)),
+        "alignment": trace_cov + trace(moments.covs(H_NEXT, H_NEXT)) - 2 * trace(moments.covs(H, H_NEXT)),
         "trace_cov": trace_cov,
         "delta": delta,
         "delta_clipped": delta.clamp(min=0),
@@ -194,10 +195,6 @@ def _statistics(
         "bound_debiased": energy + (epsilon_debiased + energy).square(),
         **exact,
     }
-
-
-def _trace(matrix: Float[Tensor, "*rep d d"]) -> Float[Tensor, "*rep"]:
-    return matrix.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
 
 
 def _minus_identity(matrix: Float[Tensor, "*rep d d"], factor: float = 1.0) -> Float[Tensor, "*rep d d"]:
@@ -219,9 +216,9 @@ def _unbiased_off_identity(
     Multivariate Analysis 130). `cov` and `fourth` divide by `n`. NaN for three rows or fewer.
     """
     unbiased = cov * (n / (n - 1))[..., None, None]
-    trace = _trace(unbiased)
-    squares = (n - 1) * (n - 2) * unbiased.square().sum(dim=(-2, -1)) + trace.square() - n * fourth * n / (n - 1)
-    estimate = (n - 1) * squares / (n * (n - 2) * (n - 3)) - 2 * trace + cov.shape[-1]
+    total = trace(unbiased)
+    squares = (n - 1) * (n - 2) * unbiased.square().sum(dim=(-2, -1)) + total.square() - n * fourth * n / (n - 1)
+    estimate = (n - 1) * squares / (n * (n - 2) * (n - 3)) - 2 * total + cov.shape[-1]
     return torch.where(n > 3, estimate, torch.nan)
 
 
@@ -229,7 +226,7 @@ def _gap(
     cov: Float[Tensor, "*rep d d"], next_cov: Float[Tensor, "*rep d d"], lagged: Float[Tensor, "*rep d d"], rho: float
 ) -> Float[Tensor, "*rep"]:
     """Return `delta = E||h' - h||^2 - 2 (1 - rho) tr Cov(h)`."""
-    return _trace(cov) + _trace(next_cov) - 2 * _trace(lagged) - 2 * (1 - rho) * _trace(cov)
+    return trace(cov) + trace(next_cov) - 2 * trace(lagged) - 2 * (1 - rho) * trace(cov)
 
 
 def _energy(delta: Float[Tensor, "*rep"], rho: float) -> Float[Tensor, "*rep"]:
@@ -249,7 +246,7 @@ def _exact_error(
     sigma = torch.linalg.svdvals(slope)
     missing = slope.shape[-2] - sigma.shape[-1]  # latents more than embedding dimensions: Q cannot reach them
     linear = (sigma - 1).square().sum(dim=-1) + missing
-    energy = (_trace(hh) - (slope * zh).sum(dim=(-2, -1))).clamp(min=0)
+    energy = (trace(hh) - (slope * zh).sum(dim=(-2, -1))).clamp(min=0)
     return {"true_error": linear + energy, "linear_error": linear, "nonlinear_energy_true": energy}
 
 

@@ -204,6 +204,11 @@ def estimates_and_intervals(
     return {name: value[0] for name, value in values.items()}, intervals
 
 
+def trace(matrix: Float[Tensor, "*rep d d"]) -> Float[Tensor, "*rep"]:
+    """Return the trace of each matrix."""
+    return matrix.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
+
+
 def inverse(cov: Float[Tensor, "*rep d d"]) -> Float[Tensor, "*rep d d"]:
     """Return an inverse of a covariance on its range; directions without variance are mapped to 0."""
     whitening = whitening_map(cov)

@@ -23,16 +23,16 @@ class LinearOracle:
     Attributes:
         correlations: pair correlation of each of its components, descending, `(dim,)`.
         loss: its alignment, `2 sum (1 - correlation)`.
-        mean, matrix: the encoder is `x -> (x - mean) matrix`, `(out_dim,)` and `(out_dim, dim)`, in float64.
+        mean, matrix: the encoder is `x -> (x - mean) matrix`, `(obs_dim,)` and `(obs_dim, dim)`, in float64.
     """
 
     correlations: Float[Tensor, " dim"]
     loss: float
-    mean: Float[Tensor, " out_dim"]
-    matrix: Float[Tensor, "out_dim dim"]
+    mean: Float[Tensor, " obs_dim"]
+    matrix: Float[Tensor, "obs_dim dim"]
 
     def transform(self, x: Tensor) -> Float[Tensor, "n dim"]:
-        """Return its embeddings of observations `(n, out_dim)`, in float64."""
+        """Return its embeddings of observations `(n, obs_dim)`, in float64."""
         return (as_rows("x", x) - self.mean) @ self.matrix
 
 
@@ -42,7 +42,7 @@ def linear_oracle(x: Tensor, x_next: Tensor, dim: int) -> LinearOracle:
     No whitened linear map of these observations has a smaller alignment on them; a trained nonlinear one may.
 
     Args:
-        x, x_next: observations `(n, out_dim)` of both states of each pair.
+        x, x_next: observations `(n, obs_dim)` of both states of each pair.
         dim: number of components, at most the rank of the observations.
 
     Raises:

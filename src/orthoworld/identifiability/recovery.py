@@ -17,6 +17,7 @@ from orthoworld.identifiability.moments import (
     finite_rows,
     halves,
     inverse,
+    trace,
     whitening_map,
 )
 
@@ -177,20 +178,16 @@ def _statistics(
         "r2_zh_per_dim": zh,
         "r2_hz_pooled": hz_pooled,
         "orth_err": torch.linalg.matrix_norm(slope @ slope.mT - identity) / len(identity) ** 0.5,
-        "procrustes": (
-            _trace(everything.covs(Z, Z)) + _trace(h_cov) - 2 * torch.linalg.svdvals(cross).sum(dim=-1)
-        ).clamp(min=0),
+        "procrustes": (trace(everything.covs(Z, Z)) + trace(h_cov) - 2 * torch.linalg.svdvals(cross).sum(dim=-1)).clamp(
+            min=0
+        ),
         "mcc": _matched_correlation(everything),
         "canonical_correlations": torch.linalg.svdvals(
             whitening_map(everything.covs(Z, Z)) @ cross @ whitening_map(h_cov).mT
         ),
-        "effective_rank": _trace(h_cov).square() / h_cov.square().sum(dim=(-2, -1)),
+        "effective_rank": trace(h_cov).square() / h_cov.square().sum(dim=(-2, -1)),
         "r2_hz_angles": _held_out_r2(fit, score, H, ANGLES)[0].mean(dim=-1) if angles else nan,
     }
-
-
-def _trace(matrix: Float[Tensor, "*rep d d"]) -> Float[Tensor, "*rep"]:
-    return matrix.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
 
 
 def _held_out_r2(

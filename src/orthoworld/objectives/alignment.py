@@ -26,6 +26,7 @@ def alignment(h: Tensor, *, form: AlignmentForm = "norm") -> Float[Tensor, ""]:
     Raises:
         TypeError: `h` is not of a floating-point type.
         ShapeError: `h` has not three dimensions, or fewer than two views.
+        ArgumentError: there is no such form.
 
     Example:
         >>> import torch
@@ -40,7 +41,10 @@ def alignment(h: Tensor, *, form: AlignmentForm = "norm") -> Float[Tensor, ""]:
     h = at_least_float32(views(h))
     with without_autocast(h.device):
         centroid = (h - h.mean(dim=0)).square().mean()
-    if form == "centroid":
-        return centroid
+    return centroid if form == "centroid" else in_norm_units(centroid, h)
+
+
+def in_norm_units(centroid: Tensor, h: Tensor) -> Tensor:
+    """Turn alignment of the centroid form into that of the norm form, for embeddings of the shape of `h`."""
     number, _, dim = h.shape
     return centroid * (2 * dim * number / (number - 1))

@@ -7,13 +7,15 @@ variance, and decays faster but not so fast that descent would leave it. A harmo
 of `WhitenedLeJEPA` forbids it.
 """
 
+import math
+
 import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from orthoworld.checks import real, whole
-from orthoworld.objectives.alignment import alignment
+from orthoworld.objectives.alignment import alignment, in_norm_units
 from orthoworld.objectives.infonce import infonce
 from orthoworld.objectives.objective import Losses, Objective, two_or_more_views
 from orthoworld.objectives.sigreg import SIGReg, knot_grid
@@ -55,7 +57,7 @@ class LeJEPA(Objective):
         regulariser = self.sigreg(h, generator=generator)
         return Losses(
             total=self.lam * regulariser + (1 - self.lam) * centroid,
-            alignment=_norm_units(centroid, h),
+            alignment=in_norm_units(centroid, h),
             regulariser=regulariser,
         )
 
@@ -120,7 +122,7 @@ class Whitening(Objective):
         regulariser = whitening(h)
         return Losses(
             total=self.lam * regulariser + (1 - self.lam) * centroid,
-            alignment=_norm_units(centroid, h),
+            alignment=in_norm_units(centroid, h),
             regulariser=regulariser,
         )
 
@@ -137,7 +139,7 @@ class InfoNCE(Objective):
 
     def __init__(self, sigma: float = 1.0) -> None:
         super().__init__()
-        self.sigma = real("sigma", sigma, 0, float("inf"))
+        self.sigma = real("sigma", sigma, 0, math.inf)
 
     def forward(self, h: Tensor, *, generator: torch.Generator) -> Losses:
         return Losses(total=infonce(h, sigma=self.sigma), alignment=alignment(h), regulariser=None)
@@ -188,7 +190,7 @@ class WhitenedLeJEPA(Objective):
 
     def __init__(self, shape: float = 0.1, *, slices: int = 64) -> None:
         super().__init__()
-        self.shape = real("shape", shape, 0, float("inf"), closed="low")
+        self.shape = real("shape", shape, 0, math.inf, closed="low")
         self.sigreg = SIGReg(slices)
 
     def forward(self, h: Tensor, *, generator: torch.Generator) -> Losses:
@@ -234,9 +236,9 @@ class ConstrainedLeJEPA(Objective):
         self, tolerance: float = 1e-4, *, penalty: float = 100.0, rate: float = 0.02, slices: int = 256
     ) -> None:
         super().__init__()
-        self.tolerance = real("tolerance", tolerance, 0, float("inf"))
-        self.penalty = real("penalty", penalty, 0, float("inf"))
-        self.rate = real("rate", rate, 0, float("inf"))
+        self.tolerance = real("tolerance", tolerance, 0, math.inf)
+        self.penalty = real("penalty", penalty, 0, math.inf)
+        self.rate = real("rate", rate, 0, math.inf)
         self.sigreg = SIGReg(slices, debiased=True)
         self.register_buffer("multiplier", torch.tensor(1.0))
         self.register_buffer("violation", torch.tensor(0.0))
@@ -257,9 +259,3 @@ class ConstrainedLeJEPA(Objective):
         self.violation.lerp_((losses.regulariser - self.tolerance).to(self.violation), 0.02)
         step = torch.clamp(self.violation / self.tolerance, -1, 1)
         self.multiplier.add_(self.rate * step).clamp_(min=0)
-
-
-def _norm_units(centroid: Tensor, h: Tensor) -> Tensor:
-    """Turn alignment of the centroid form into `E ||h - h'||^2`; see `alignment`."""
-    number, _, dim = h.shape
-    return centroid * (2 * dim * number / (number - 1))

@@ -17,7 +17,8 @@ class Losses:
     Attributes:
         total: what is minimised.
         alignment: `E ||h - h'||^2` of the embedding that is evaluated (whitened, for the whitened objectives).
-        regulariser: the objective's second term in its own units; None for an objective without one.
+        regulariser: what keeps the embedding from collapsing, in the units its objective names: SIGReg or whitening
+            before `lam` weighs it, VICReg's hinge and covariance penalty as weighed; None where there is none.
     """
 
     total: Float[Tensor, ""]

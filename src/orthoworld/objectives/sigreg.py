@@ -8,6 +8,8 @@ with `knots` equally spaced `t_j` on `[0, t_max]`, trapezoid weights doubled for
 `exp(-t_j^2 / 2)`; SIGReg is its mean over random directions (Balestriero and LeCun, arXiv:2511.08544).
 """
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -22,7 +24,7 @@ def knot_grid(
 ) -> tuple[Float[Tensor, " knots"], Float[Tensor, " knots"], Float[Tensor, " knots"]]:
     """Return the points `t_j`, `phi(t_j) = exp(-t_j^2 / 2)` and the weights `w_j`, all in float64."""
     whole("knots", knots, least=2)
-    t = torch.linspace(0, real("t_max", t_max, 0, float("inf")), knots, dtype=torch.float64)
+    t = torch.linspace(0, real("t_max", t_max, 0, math.inf), knots, dtype=torch.float64)
     target = torch.exp(-t.square() / 2)
     weights = 2 * t[1] * target
     weights[[0, -1]] /= 2

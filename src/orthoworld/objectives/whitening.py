@@ -46,6 +46,7 @@ def whitening(h: Tensor, *, form: WhiteningForm = "mean") -> Float[Tensor, ""]:
     Raises:
         TypeError: `h` is not of a floating-point type.
         ShapeError: `h` has another number of dimensions, or a single sample, whose covariance does not exist.
+        ArgumentError: there is no such form.
 
     Example:
         >>> h = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])

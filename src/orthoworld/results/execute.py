@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import orthoworld
+from orthoworld.devices import device_name
 from orthoworld.experiments.carry_out import carry_out
 from orthoworld.experiments.config import RunSpec
 from orthoworld.results.store import RunFolder, StoredRun
@@ -33,7 +34,7 @@ def execute(
         The run, or None when it was stopped.
 
     Raises:
-        ArgumentError: an option of the spec lies outside its range.
+        ArgumentError: an option of the spec lies outside its range, or this machine does not have its device.
         ResultError: the folder holds a damaged checkpoint or result.
     """
     folder = RunFolder(root / spec.experiment / spec.run_id)
@@ -45,12 +46,14 @@ def execute(
             outcome = carry_out(spec, checkpoints=folder.checkpoint, stop=stop, on_step=on_step)
             if outcome.run.status == "interrupted":
                 return None
-            folder.write(spec, outcome.metrics, outcome.run.curve, outcome.run.representation, provenance())
+            folder.write(
+                spec, outcome.metrics, outcome.run.curve, outcome.run.representation, provenance(spec.train.device)
+            )
         return folder.read()
 
 
-def provenance() -> dict[str, Any]:
-    """Return what a run was made with: versions, commit, machine."""
+def provenance(device: str) -> dict[str, Any]:
+    """Return what a run was made with: versions, commit, machine, and the device it was trained on."""
     return {
         "orthoworld": orthoworld.__version__,
         "commit": _commit(),
@@ -59,7 +62,7 @@ def provenance() -> dict[str, Any]:
         "platform": platform.platform(),
         "processor": platform.processor() or platform.machine(),
         "cpus": os.cpu_count(),
-        "device": "cpu",
+        "device": device_name(device),
     }
 
 

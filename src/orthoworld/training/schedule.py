@@ -35,7 +35,11 @@ def _check_rates(**rates: float) -> None:
 
 @dataclass(frozen=True)
 class AdamW:
-    """`torch.optim.AdamW`, with the learning rate and weight decay of the published synthetic experiments."""
+    """`torch.optim.AdamW`, with the learning rate and weight decay of the published synthetic experiments.
+
+    Raises:
+        ArgumentError: a rate is not a finite number >= 0.
+    """
 
     lr: float = 3e-3
     weight_decay: float = 0.01
@@ -60,6 +64,9 @@ class Muon:
         lr: learning rate of the matrices, in the scale at which Muon's updates have the size of AdamW's.
         adamw_lr: learning rate of biases and of thin matrices, as the first and last layer of a small world has.
         weight_decay: decay of the matrices.
+
+    Raises:
+        ArgumentError: a rate is not a finite number >= 0.
     """
 
     lr: float = 0.02
@@ -95,7 +102,11 @@ class HalfCosine:
 
 @dataclass(frozen=True)
 class WarmupCosine:
-    """Linear warm-up over `warmup` steps (at most a tenth of the run), then half a cosine down to 0."""
+    """Linear warm-up over `warmup` steps (at most a tenth of the run), then half a cosine down to 0.
+
+    Raises:
+        ArgumentError: `warmup` is not a whole number >= 0.
+    """
 
     warmup: int = 100
 

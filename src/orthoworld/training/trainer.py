@@ -3,13 +3,9 @@
 import copy
 import dataclasses
 import itertools
-import platform
-import re
-import resource
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -18,9 +14,10 @@ from torch import Tensor, nn
 
 from orthoworld.checks import whole
 from orthoworld.errors import ArgumentError
-from orthoworld.objectives.objective import Losses, Objective
+from orthoworld.objectives.objective import Objective
 from orthoworld.objectives.whitening import Whitener, covariance
 from orthoworld.streams import stream
+from orthoworld.training.health import collapse, not_finite, peak_rss_mb
 from orthoworld.training.run import ENCODE_BATCH, CurveRow, Representation, Run, Status, encode
 from orthoworld.training.schedule import Muon, OptimizerRecipe, Schedule, WarmupCosine
 from orthoworld.worlds.world import Pairs, World
@@ -33,10 +30,6 @@ LOSS_BATCHES = 8
 
 CURVE_WHITENER_SAMPLES = 65_536
 """Fresh observations the whitener is fitted to for a row of the curve before the last."""
-
-COLLAPSE_STD = 1e-3
-"""An embedding that varies by less than this in some direction, or by less than this part of the widest, has
-collapsed."""
 
 
 @runtime_checkable
@@ -121,7 +114,7 @@ def train(
 
     Args:
         world: where pairs come from.
-        encoder: maps observations `(n, world.mixing.out_dim)` to embeddings; trained on the device it is on.
+        encoder: maps observations `(n, world.mixing.obs_dim)` to embeddings; trained on the device it is on.
         objective: loss on the embeddings of both views.
         steps, batch, optimizer, schedule, evaluate_every, evaluation_samples, whitener_samples: see `Plan`. The
             default optimiser is `Muon()`, the default schedule `WarmupCosine()`.
@@ -208,8 +201,8 @@ class _Session:
                 self._save()
                 saved = time.monotonic()
         self._save()
-        collapse = _collapse(self.curve[-1])
-        return self._result("collapsed" if collapse else "finished", collapse)
+        collapsed = collapse(self.curve[-1])
+        return self._result("collapsed" if collapsed else "finished", collapsed)
 
     def _train_step(self) -> str:
         """Take one step; return what was not finite, or nothing."""
@@ -220,7 +213,7 @@ class _Session:
         pairs = self.world.sample_pairs(self.plan.batch, generator=self.streams["batches"])
         h = self._embed_views(pairs)
         losses = self.objective(h, generator=self.streams["slices"])
-        broken = _not_finite(h, losses)
+        broken = not_finite(h, losses)
         if broken:
             return f"step {self.step + 1}: {broken}"
         for optimizer in self.optimizers:
@@ -316,7 +309,7 @@ class _Session:
             held_out_loss=self.curve[-1]["loss"] if done else float("nan"),
             curve=self.curve,
             wall_s=self._wall_s(),
-            peak_rss_mb=_peak_rss_mb(),
+            peak_rss_mb=peak_rss_mb(),
         )
 
     def _wall_s(self) -> float:
@@ -383,36 +376,3 @@ def _numbers(module: nn.Module) -> dict[str, float]:
 def _described(recipe: object) -> str:
     """Return a recipe's settings, or its class where it has no description of its own that every process repeats."""
     return repr(recipe) if dataclasses.is_dataclass(recipe) else type(recipe).__qualname__
-
-
-def _not_finite(h: Float[Tensor, "views batch dim"], losses: Losses) -> str:
-    """Name the terms and the tensor of a step that are not finite, or return nothing."""
-    if torch.isfinite(losses.total):
-        return ""
-    terms = {"total": losses.total, "alignment": losses.alignment, "regulariser": losses.regulariser}
-    broken = {name: value.item() for name, value in terms.items() if value is not None and not torch.isfinite(value)}
-    told = ", ".join(f"{name} is {value}" for name, value in broken.items())
-    for view, count in enumerate((~torch.isfinite(h)).any(dim=2).sum(dim=1).tolist()):
-        if count:
-            return f"{told}: embedding h of view {view} has {count} non-finite rows of {h.shape[1]}"
-    return f"{told}, though the embedding h is finite"
-
-
-def _collapse(row: CurveRow) -> str:
-    """Describe the collapse that a row of the curve shows, or return nothing."""
-    smallest, largest = row["smallest_std"], row["largest_std"]
-    if smallest >= COLLAPSE_STD * max(largest, 1):
-        return ""
-    return (
-        f"the held-out embedding has standard deviation {smallest:.2g} in one direction and {largest:.2g} in another: "
-        f"expected at least {COLLAPSE_STD:g} in each, and that part of the largest"
-    )
-
-
-def _peak_rss_mb() -> float:
-    """Return the process's largest resident memory in MiB."""
-    if platform.system() == "Linux":
-        # getrusage would start a child at the peak of the process it was forked from.
-        status = Path("/proc/self/status").read_text()
-        return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 2**10  # type: ignore[index]
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # macOS counts in bytes

@@ -3,6 +3,7 @@
 import hashlib
 import math
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -10,27 +11,28 @@ from torch import Tensor, nn
 
 from orthoworld.checks import points, real, whole
 from orthoworld.errors import ArgumentError, ShapeError
+from orthoworld.worlds.couplings import couple, coupling_shapes, uncouple
 
 
 class Mixing(nn.Module, ABC):
-    """An injective map from `dim` latents to `out_dim` observed numbers.
+    """An injective map from `dim` latents to `obs_dim` observed numbers.
 
-    `mixing(z)` maps `(..., dim)` to `(..., out_dim)`; `mixing.inverse(x)` maps back. Both raise `ShapeError` when the
+    `mixing(z)` maps `(..., dim)` to `(..., obs_dim)`; `mixing.inverse(x)` maps back. Both raise `ShapeError` when the
     last dimension is another one. Weights are buffers: a mixing moves to a device with `.to(...)` and is never trained.
     """
 
-    def __init__(self, dim: int, out_dim: int | None = None) -> None:
+    def __init__(self, dim: int, obs_dim: int | None = None) -> None:
         super().__init__()
         self.dim = whole("dim", dim)
-        self.out_dim = self.dim if out_dim is None else whole("out_dim", out_dim)
+        self.obs_dim = self.dim if obs_dim is None else whole("obs_dim", obs_dim)
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return the observations `g(z)`, shape `(..., out_dim)`."""
+        """Return the observations `g(z)`, shape `(..., obs_dim)`."""
         return self._mix(points("z", z, self.dim))
 
     def inverse(self, x: Tensor) -> Tensor:
         """Return the latents `g^-1(x)`, shape `(..., dim)`."""
-        return self._unmix(points("x", x, self.out_dim))
+        return self._unmix(points("x", x, self.obs_dim))
 
     def fingerprint(self) -> str:
         """Return a hash of the kind, the settings and the weights: equal fingerprints are the same map."""
@@ -66,7 +68,7 @@ class Linear(Mixing):
     """`x = M z`, with at least as many observed numbers as latents.
 
     Args:
-        matrix: `M`, shape `(out_dim, dim)`, of full column rank.
+        matrix: `M`, shape `(obs_dim, dim)`, of full column rank.
 
     Raises:
         ShapeError: `matrix` is not two-dimensional.
@@ -79,14 +81,14 @@ class Linear(Mixing):
 
     def __init__(self, matrix: Tensor) -> None:
         if matrix.ndim != 2:
-            raise ShapeError(f"matrix has shape {tuple(matrix.shape)}: expected (out_dim, dim)")
+            raise ShapeError(f"matrix has shape {tuple(matrix.shape)}: expected (obs_dim, dim)")
         if not (matrix.is_floating_point() and torch.isfinite(matrix).all()):
             raise ArgumentError(f"matrix of {matrix.dtype}: expected finite floating-point numbers, got {matrix}")
-        out_dim, dim = matrix.shape
-        super().__init__(dim, out_dim)
+        obs_dim, dim = matrix.shape
+        super().__init__(dim, obs_dim)
         rank = int(torch.linalg.matrix_rank(matrix))
         if rank < dim:
-            raise ArgumentError(f"matrix of shape ({out_dim}, {dim}) has rank {rank}: expected full column rank {dim}")
+            raise ArgumentError(f"matrix of shape ({obs_dim}, {dim}) has rank {rank}: expected full column rank {dim}")
         self.register_buffer("matrix", matrix.clone())
         self.register_buffer("left_inverse", torch.linalg.pinv(matrix))
 
@@ -105,6 +107,9 @@ class Spiral(Mixing):
 
     Args:
         rate: angle per unit of distance, in radians; the published worlds use pi.
+
+    Raises:
+        ArgumentError: `rate` is not a finite number.
     """
 
     def __init__(self, rate: float = math.pi) -> None:
@@ -124,77 +129,94 @@ class Spiral(Mixing):
         return self._turn(x, -self.rate)
 
 
-class Banana(Mixing):
+class _Shear(Mixing):
+    """One of two coordinates moves by a function of the other."""
+
+    moved: ClassVar[int]
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    @abstractmethod
+    def _shift(self, fixed: Tensor) -> Tensor: ...
+
+    def _sheared(self, points: Tensor, sign: int) -> Tensor:
+        parts = list(points.unbind(-1))
+        parts[self.moved] = parts[self.moved] + sign * self._shift(parts[1 - self.moved])
+        return torch.stack(parts, dim=-1)
+
+    def _mix(self, z: Tensor) -> Tensor:
+        return self._sheared(z, 1)
+
+    def _unmix(self, x: Tensor) -> Tensor:
+        return self._sheared(x, -1)
+
+
+class Banana(_Shear):
     """`x = (z_0, z_1 + curvature z_0^2)`, the parabolic shear.
 
     Args:
         curvature: coefficient of the square; 1 as published.
+
+    Raises:
+        ArgumentError: `curvature` is not a finite number.
     """
 
+    moved = 1
+
     def __init__(self, curvature: float = 1.0) -> None:
-        super().__init__(2)
+        super().__init__()
         self.curvature = real("curvature", curvature, -math.inf, math.inf)
 
-    def _mix(self, z: Tensor) -> Tensor:
-        first, second = z.unbind(-1)
-        return torch.stack([first, second + self.curvature * first**2], dim=-1)
-
-    def _unmix(self, x: Tensor) -> Tensor:
-        first, second = x.unbind(-1)
-        return torch.stack([first, second - self.curvature * first**2], dim=-1)
+    def _shift(self, fixed: Tensor) -> Tensor:
+        return self.curvature * fixed**2
 
 
-class Sinusoid(Mixing):
+class Sinusoid(_Shear):
     """`x = (z_0 + sin(frequency z_1), z_1)`.
 
     Args:
         frequency: in radians per unit; 1.5 as published.
+
+    Raises:
+        ArgumentError: `frequency` is not a finite number.
     """
+
+    moved = 0
 
     def __init__(self, frequency: float = 1.5) -> None:
-        super().__init__(2)
+        super().__init__()
         self.frequency = real("frequency", frequency, -math.inf, math.inf)
 
+    def _shift(self, fixed: Tensor) -> Tensor:
+        return torch.sin(self.frequency * fixed)
+
+
+class _Couplings(Mixing):
+    """Coupling layers with fixed random weights: `matrices` of them in each layer, each twice an orthonormal one."""
+
+    matrices: ClassVar[tuple[str, ...]]
+
+    def __init__(self, dim: int, layers: int = 4, *, generator: torch.Generator) -> None:
+        super().__init__(dim)
+        self.layers = whole("layers", layers)
+        for layer, shape in enumerate(coupling_shapes(dim, layers)):
+            for name in self.matrices:
+                self.register_buffer(f"{name}_{layer}", 2 * _orthonormal(*shape, generator))
+
+    @property
+    def weights(self) -> list[tuple[Tensor, ...]]:
+        """The matrices of each layer, in the order in which layers are applied."""
+        return [tuple(self.get_buffer(f"{name}_{layer}") for name in self.matrices) for layer in range(self.layers)]
+
     def _mix(self, z: Tensor) -> Tensor:
-        first, second = z.unbind(-1)
-        return torch.stack([first + torch.sin(self.frequency * second), second], dim=-1)
+        return couple(z, self.weights)
 
     def _unmix(self, x: Tensor) -> Tensor:
-        first, second = x.unbind(-1)
-        return torch.stack([first - torch.sin(self.frequency * second), second], dim=-1)
+        return uncouple(x, self.weights)
 
 
-def coupling_shapes(dim: int, layers: int) -> list[tuple[int, int]]:
-    """Return the weight shape `(from, to)` of each coupling layer.
-
-    The vector is split into a first part of `ceil(dim / 2)` and a second of `floor(dim / 2)`; even layers move the
-    second part by the first, odd layers the first by the second. In one dimension the second part is empty.
-    """
-    first, second = dim - dim // 2, dim // 2
-    return [(first, second) if layer % 2 == 0 else (second, first) for layer in range(layers)]
-
-
-def split(points: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-    """Return `(fixed, moved)` parts of `points` for a coupling layer."""
-    first, second = points.tensor_split([points.shape[-1] - points.shape[-1] // 2], dim=-1)
-    return (first, second) if layer % 2 == 0 else (second, first)
-
-
-def join(fixed: Tensor, moved: Tensor, layer: int) -> Tensor:
-    """Undo `split`."""
-    return torch.cat([fixed, moved] if layer % 2 == 0 else [moved, fixed], dim=-1)
-
-
-def _orthonormal(rows: int, columns: int, generator: torch.Generator) -> Float[Tensor, "rows columns"]:
-    """Return a random matrix with orthonormal rows or columns, uniform under rotations."""
-    # Drawn and factorised on the CPU whatever the device of use: the same seed is the same world everywhere.
-    normal = torch.randn(max(rows, columns), min(rows, columns), dtype=torch.float64, generator=generator)
-    q, r = torch.linalg.qr(normal)
-    q = q * r.diagonal().sign()  # without the signs of r the law of q would not be uniform
-    return (q if rows >= columns else q.T).float().contiguous()
-
-
-class Coupling(Mixing):
+class Coupling(_Couplings):
     """Additive coupling layers: `z_2 += tanh(z_1 W_0)`, `z_1 += tanh(z_2 W_1)`, ... in turn.
 
     It preserves volume. Each `W_i` is twice a random orthonormal matrix. Any number of latents works: an odd one is
@@ -216,35 +238,10 @@ class Coupling(Mixing):
         True
     """
 
-    def __init__(self, dim: int, layers: int = 4, *, generator: torch.Generator) -> None:
-        super().__init__(dim)
-        self.layers = whole("layers", layers)
-        for layer, shape in enumerate(coupling_shapes(dim, layers)):
-            self.register_buffer(f"weight_{layer}", 2 * _orthonormal(*shape, generator))
-
-    @property
-    def weights(self) -> list[Tensor]:
-        """The matrices `W_i`, in the order in which they are applied."""
-        return [self.get_buffer(f"weight_{layer}") for layer in range(self.layers)]
-
-    def _mix(self, z: Tensor) -> Tensor:
-        for layer, weight in enumerate(self.weights):
-            fixed, moved = split(z, layer)
-            z = join(fixed, moved + torch.tanh(fixed @ weight), layer)
-        return z
-
-    def _unmix(self, x: Tensor) -> Tensor:
-        for layer, weight in reversed(list(enumerate(self.weights))):
-            fixed, moved = split(x, layer)
-            x = join(fixed, moved - torch.tanh(fixed @ weight), layer)
-        return x
+    matrices = ("weight",)
 
 
-LOG_SCALE = 0.5
-"""Largest logarithm of the factor by which one affine coupling layer stretches a coordinate."""
-
-
-class AffineCoupling(Mixing):
+class AffineCoupling(_Couplings):
     """Affine coupling layers: `z_2 <- z_2 exp(s(z_1)) + tanh(z_1 W)`, with `s(z_1) = tanh(z_1 U) / 2`, in turn.
 
     It changes volume, so no encoder that preserves volume inverts it. One dimension: the identity.
@@ -258,29 +255,13 @@ class AffineCoupling(Mixing):
         ArgumentError: `dim` or `layers` is not a whole number >= 1.
     """
 
-    def __init__(self, dim: int, layers: int = 4, *, generator: torch.Generator) -> None:
-        super().__init__(dim)
-        self.layers = whole("layers", layers)
-        for layer, shape in enumerate(coupling_shapes(dim, layers)):
-            self.register_buffer(f"shift_{layer}", 2 * _orthonormal(*shape, generator))
-            self.register_buffer(f"scale_{layer}", 2 * _orthonormal(*shape, generator))
+    matrices = ("shift", "scale")
 
-    @property
-    def weights(self) -> list[tuple[Tensor, Tensor]]:
-        """The matrices `(W_i, U_i)`, in the order in which they are applied."""
-        names = [(f"shift_{layer}", f"scale_{layer}") for layer in range(self.layers)]
-        return [(self.get_buffer(shift), self.get_buffer(scale)) for shift, scale in names]
 
-    def _mix(self, z: Tensor) -> Tensor:
-        for layer, (shift, scale) in enumerate(self.weights):
-            fixed, moved = split(z, layer)
-            stretch = torch.exp(LOG_SCALE * torch.tanh(fixed @ scale))
-            z = join(fixed, moved * stretch + torch.tanh(fixed @ shift), layer)
-        return z
-
-    def _unmix(self, x: Tensor) -> Tensor:
-        for layer, (shift, scale) in reversed(list(enumerate(self.weights))):
-            fixed, moved = split(x, layer)
-            stretch = torch.exp(LOG_SCALE * torch.tanh(fixed @ scale))
-            x = join(fixed, (moved - torch.tanh(fixed @ shift)) / stretch, layer)
-        return x
+def _orthonormal(rows: int, columns: int, generator: torch.Generator) -> Float[Tensor, "rows columns"]:
+    """Return a random matrix with orthonormal rows or columns, uniform under rotations."""
+    # Drawn and factorised on the CPU whatever the device of use: the same seed is the same world everywhere.
+    normal = torch.randn(max(rows, columns), min(rows, columns), dtype=torch.float64, generator=generator)
+    q, r = torch.linalg.qr(normal)
+    q = q * r.diagonal().sign()  # without the signs of r the law of q would not be uniform
+    return (q if rows >= columns else q.T).float().contiguous()

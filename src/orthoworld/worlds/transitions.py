@@ -134,6 +134,9 @@ class SharedParent(Transition):
     Args:
         inner: the step from the parent to each child.
 
+    Raises:
+        ArgumentError: `inner` is itself a shared parent.
+
     Example:
         >>> SharedParent(OU(0.95)).correlation(1)
         tensor([0.9025], dtype=torch.float64)

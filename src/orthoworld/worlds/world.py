@@ -15,15 +15,15 @@ from orthoworld.worlds.transitions import Stationarity, Transition
 
 @dataclass(frozen=True)
 class Pairs:
-    """Positive pairs: latents `(n, dim)`, observations `(n, out_dim)`, and the correlation `r` of `z` and `z_next`.
+    """Positive pairs: latents `(n, dim)`, observations `(n, obs_dim)`, and the correlation `r` of `z` and `z_next`.
 
     `r` is one number when all latents have the same correlation, else one for each.
     """
 
     z: Float[Tensor, "n dim"]
     z_next: Float[Tensor, "n dim"]
-    x: Float[Tensor, "n out_dim"]
-    x_next: Float[Tensor, "n out_dim"]
+    x: Float[Tensor, "n obs_dim"]
+    x_next: Float[Tensor, "n obs_dim"]
     r: float | tuple[float, ...]
 
 
@@ -32,7 +32,7 @@ class Trajectories:
     """Episodes of consecutive states, as a recording has them: latents and observations `(episodes, length, ...)`."""
 
     z: Float[Tensor, "episodes length dim"]
-    x: Float[Tensor, "episodes length out_dim"]
+    x: Float[Tensor, "episodes length obs_dim"]
 
 
 class World:
