@@ -3,13 +3,14 @@
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 
 import pytest
 
 import orthoworld
-from orthoworld import cli
+from orthoworld import cli, doctor
 from orthoworld.experiments import config
 from orthoworld.experiments.config import load_experiment
 from orthoworld.results.execute import execute
@@ -149,13 +150,27 @@ def test_misuse_is_told_in_one_line_and_exits_two(call, tmp_path, monkeypatch, a
     assert list(tmp_path.iterdir()) == []
 
 
-def test_failure_that_is_no_misuse_exits_one(call, tmp_path):
+def test_failure_that_is_no_misuse_exits_one(call, monkeypatch):
+    def fail():
+        raise RuntimeError("no such luck")
+
+    monkeypatch.setattr(doctor, "examine", fail)
+    code, output, errors = call("doctor")
+    assert (code, output) == (1, "")
+    assert errors == "orthoworld: RuntimeError: no such luck (--debug shows where)\n"
+
+
+def test_folder_that_cannot_be_made_is_a_misuse(call, tmp_path):
     (tmp_path / "file").write_text("")
     code, output, errors = call("run", "two-d", *SMALL, "--out", tmp_path / "file")
-    assert (code, output) == (1, "")
-    (line,) = errors.splitlines()
-    assert "FileExistsError" in line
-    assert "--debug" in line
+    assert (code, output) == (2, "")
+    assert errors == f"orthoworld: --out {tmp_path / 'file'}: expected a folder that can be written (File exists)\n"
+
+
+def test_reader_that_has_enough_is_no_failure():
+    script = f"set -o pipefail; {COMMAND} list | true"
+    found = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (found.returncode, found.stderr) == (0, "")
 
 
 def test_traceback_is_shown_on_request_only(monkeypatch):
@@ -228,8 +243,8 @@ def test_report_as_json_is_one_object_for_each_experiment(call, kept):
     }
 
 
-def test_strict_report_fails_when_something_is_left_out(call, tmp_path):
-    (tmp_path / "two-d").mkdir()
+def test_strict_report_fails_when_something_is_left_out(call, kept, tmp_path):
+    shutil.copytree(kept / "two-d", tmp_path / "two-d")
     (tmp_path / "two-d" / "notes.txt").write_text("")
     for arguments, expected in (([], 0), (["--strict"], 1), (["--strict", "--json"], 1)):
         code, _, errors = call("report", tmp_path / "two-d", *arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,6 +43,9 @@ def one_line_errors(debug: bool) -> Iterator[None]:
     """Turn the package's errors into one line on standard error and an exit code; others too, unless debugging."""
     try:
         yield
+    except BrokenPipeError:
+        # The reader, `head` say, has what it wanted; Python must not write to the pipe once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
         if debug or isinstance(error, (typer.Exit, typer.Abort)):
             raise
@@ -73,7 +77,7 @@ def run(
 
         specs = load_experiment(experiment, preset).overridden(assignments or []).runs()
         _check(specs)
-        out.mkdir(parents=True, exist_ok=True)
+        _prepare(out)
         with StopFlag().installed() as stop:
             found, failures = _carry_out(specs, out, workers or default_workers(specs), stop, as_json)
         if not as_json:
@@ -91,6 +95,14 @@ def run(
             raise typer.Exit(INTERRUPTED)
         if failures or any(result.metrics["status"] == "diverged" for result in found):
             raise typer.Exit(FAILURE)
+
+
+def _prepare(out: Path) -> None:
+    """Make the folder of all runs."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArgumentError(f"--out {out}: expected a folder that can be written ({error.strerror})") from None
 
 
 def _check(specs: list[RunSpec]) -> None:
@@ -130,7 +142,7 @@ def _carry_out(
             spec = specs[event.index]
             if event.kind == "failed":
                 message = event.value.strip().splitlines()
-                failures.append(f"{spec.run_id} failed: {message[0]}")
+                failures.append(f"{spec.run_id} failed: {message[0].removeprefix('ResultError: ')}")
             elif event.kind == "done":
                 found[event.index] = event.value
                 if as_json:

@@ -164,6 +164,17 @@ def test_world_that_does_not_keep_its_law_says_so():
     assert carry_out(small_spec("world.source=laplace", "train.steps=3")).metrics["stationary"] is False
 
 
+def test_bound_is_not_claimed_for_a_world_that_is_not_gaussian():
+    outcome = carry_out(small_spec("world.source=uniform", "train.steps=3"))
+    for key in ("bound", "bound_controlled", "nonlinear_energy"):
+        assert math.isnan(outcome.metrics[key])
+        assert outcome.metrics["reasons"][key] == "the theorem needs a Gaussian world: the source is Uniform(dim=2)"
+        assert f"{key}_ci" not in outcome.metrics
+    assert math.isfinite(outcome.metrics["delta"])
+    assert math.isfinite(outcome.metrics["true_error"])
+    assert all(math.isnan(row["bound"]) for row in outcome.run.curve)
+
+
 def test_linear_oracle_solves_the_identity_world_and_not_the_spiral(plain):
     identity = carry_out(small_spec("world.mixing=identity", "train.steps=3")).metrics
     assert identity["linear_oracle_r2_hz"] > 0.999

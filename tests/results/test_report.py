@@ -5,6 +5,7 @@ import dataclasses
 import html.parser
 import math
 import re
+import shutil
 import sys
 
 import pytest
@@ -129,11 +130,27 @@ def test_same_runs_give_the_same_report(root, written, few_points):
     assert {entry.name: entry.read_bytes() for entry in written.folder.iterdir()} == before
 
 
-def test_report_on_no_run_says_so(tmp_path):
+@pytest.mark.parametrize("entries", [[], ["notes.txt"]])
+def test_report_on_no_run_is_refused_and_writes_nothing(tmp_path, entries):
+    for name in entries:
+        (tmp_path / name).write_text("")
+    with pytest.raises(ArgumentError, match=r"holds no finished run.*(it is empty|notes\.txt: is no run folder)"):
+        write_reports(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == entries
+
+
+def test_report_on_one_run_names_the_folder_it_lies_in(root):
+    path = root / "two-d" / small_spec("spiral").run_id
+    with pytest.raises(ArgumentError, match=f"is the folder of one run: expected .*{path.parent}"):
+        write_reports(path)
+
+
+def test_copy_of_a_run_is_not_counted_twice(tmp_path, few_points):
+    run = execute(small_spec("spiral"), tmp_path)
+    shutil.copytree(run.path, run.path.with_name("zz-copy"))
     (written,) = write_reports(tmp_path)
-    assert written.runs == 0
-    assert {entry.name for entry in written.folder.iterdir()} == TEXTS | FIGURES
-    assert "No finished run was found." in (written.folder / "index.html").read_text()
+    assert written.runs == 1
+    assert written.skipped == {"two-d/zz-copy": f"is a copy of the run {run.spec.run_id}"}
 
 
 @pytest.mark.parametrize("others", [0, 1])
@@ -199,6 +216,7 @@ def test_best_seed_is_the_one_with_the_least_held_out_loss(root, monkeypatch):
 
 
 def test_text_of_others_is_escaped_on_the_page(tmp_path):
+    execute(small_spec("spiral"), tmp_path)
     (tmp_path / "<script>alert(1)<").mkdir()
     (written,) = write_reports(tmp_path)
     assert "<script>" not in (written.folder / "index.html").read_text()

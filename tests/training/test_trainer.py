@@ -230,6 +230,31 @@ def test_the_global_random_states_are_untouched():
     assert found.stdout.split() == ["finished", "True"], found.stderr
 
 
+WRONG_KINDS = """
+import orthoworld as ow
+
+world = ow.World(ow.Gaussian(2), ow.OU(0.9), ow.Banana())
+good = {"world": world, "encoder": ow.MLP(2, 2), "objective": ow.LeJEPA(0.1)}
+wrong = {"objective": ow.LeJEPA, "encoder": "mlp", "world": None, "optimizer": "adamw", "schedule": ow.WarmupCosine}
+for name, value in wrong.items():
+    try:
+        ow.train(**good | {name: value}, steps=1)
+    except TypeError as error:
+        print(str(error).startswith(f"{name}={value!r}: expected an instance of "), end=" ")
+for seed in (-1, 1.5, "a", True, None):
+    try:
+        ow.train(**good, steps=1, seed=seed)
+    except ow.OrthoworldError as error:
+        print(str(error) == f"seed={seed!r}: expected a whole number >= 0", end=" ")
+"""
+
+
+def test_arguments_of_another_kind_are_refused_by_name():
+    # In a process of its own: here beartype refuses them first.
+    found = subprocess.run([sys.executable, "-c", WRONG_KINDS], capture_output=True, text=True, check=False)
+    assert found.stdout.split() == ["True"] * 10, found.stderr
+
+
 def test_the_global_random_states_do_not_matter():
     torch.manual_seed(0)
     first = short()

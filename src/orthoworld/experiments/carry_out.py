@@ -113,6 +113,8 @@ def curve_metrics(held_out: HeldOut) -> dict[str, float]:
         z, z_next = held_out.pairs.z, held_out.pairs.z_next
         limit = bound(held_out.h, held_out.h_next, rho=r, z=z, z_next=z_next, resamples=0)
         row |= {key: getattr(limit, key) for key in ("bound", "bound_controlled", "true_error")}
+        if not held_out.world.source.is_gaussian:
+            row |= {"bound": math.nan, "bound_controlled": math.nan}
     return row
 
 
@@ -143,6 +145,8 @@ BOUND_KEYS = (
     "linear_error",
     "nonlinear_energy_true",
 )
+OF_THEOREM = ("nonlinear_energy", "bound", "bound_debiased", "bound_controlled")
+"""What means something in a Gaussian world only."""
 
 
 def _measure(spec: RunSpec, world: World, objective: Objective, run: Run) -> dict[str, Any]:
@@ -175,6 +179,11 @@ def _measure(spec: RunSpec, world: World, objective: Objective, run: Run) -> dic
         metrics |= {key: getattr(limit, key) for key in BOUND_KEYS}
         metrics |= {f"{key}_ci": list(limit.ci[key]) for key in BOUND_KEYS if key in limit.ci}
         reasons |= {key: why for key, why in limit.reasons.items() if key in BOUND_KEYS}
+        if not world.source.is_gaussian:
+            metrics |= dict.fromkeys(OF_THEOREM, math.nan)
+            for key in OF_THEOREM:
+                metrics.pop(f"{key}_ci", None)
+            reasons |= dict.fromkeys(OF_THEOREM, f"the theorem needs a Gaussian world: the source is {world.source!r}")
     else:
         metrics |= dict.fromkeys(BOUND_KEYS, math.nan)
         reasons |= dict.fromkeys(BOUND_KEYS, "the latents have different correlations: the theorem needs one")

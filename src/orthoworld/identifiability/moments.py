@@ -186,11 +186,13 @@ def estimates_and_intervals(
         generator: source of the draws; without one, a generator of seed 0.
 
     Returns:
-        The values of the data, and 95 % percentile intervals of those that are scalars and finite in all draws. The
+        The values of the data, and 95 % percentile intervals of those that are scalars and finite in all draws; none
+        from fewer than 20 groups, which say too little about the spread. The
         interval of a norm does not reach down to 0 where the norm is 0; for that, look at a signed estimate such as
         `epsilon_squared_debiased` or `delta`.
     """
     whole("resamples", resamples, least=0)
+    resamples = resamples if len(grouped) >= FEWEST_GROUPS else 0
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     weights = resampling_weights(len(grouped), resamples, generator)
     at_once = max(1, 2**25 // grouped.products[0].numel())

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import orthoworld
+from orthoworld.errors import ArgumentError
 from orthoworld.experiments.config import experiment_description
 from orthoworld.extras import require
 from orthoworld.results.figures.curves import curves_figure
@@ -39,7 +40,7 @@ def write_reports(root: Path) -> list[Report]:
     """Write a report beside the runs of each experiment found below `root`.
 
     Raises:
-        ArgumentError: `root` is no folder.
+        ArgumentError: `root` is no folder, or holds no finished run.
         MissingExtraError: the extra `report` is not installed.
     """
     for module in ("pandas", "matplotlib", "jinja2"):
@@ -49,7 +50,8 @@ def write_reports(root: Path) -> list[Report]:
     for run in found.runs:
         by_folder.setdefault(run.path.parent, []).append(run)
     if not by_folder:
-        return [_write(root, root, [], found.skipped)]
+        entries = "; ".join(f"{name}: {why}" for name, why in found.skipped.items())
+        raise ArgumentError(f"{root} holds no finished run: expected a folder of runs ({entries or 'it is empty'})")
     reports: list[Report] = []
     for folder, runs in by_folder.items():
         # A stray run of another experiment is listed, not mixed in.
@@ -70,7 +72,7 @@ def write_reports(root: Path) -> list[Report]:
 def _write(root: Path, folder: Path, runs: Sequence[StoredRun], skipped: Mapping[str, str]) -> Report:
     target = folder / REPORT
     target.mkdir(exist_ok=True)
-    experiment = runs[0].spec.experiment if runs else folder.name
+    experiment = runs[0].spec.experiment
     summary = summary_table(runs)
     markdown = to_markdown(summary)
     figures = _figures(runs)
@@ -158,7 +160,7 @@ def _page(
     return str(
         jinja2.Template(source, autoescape=True).render(
             title=f"orthoworld: {experiment}",
-            description=experiment_description(experiment) if runs else "No finished run was found.",
+            description=experiment_description(experiment),
             command=f"orthoworld report {root}",
             version=orthoworld.__version__,
             count=len(runs),

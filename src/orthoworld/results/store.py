@@ -107,7 +107,7 @@ class FileCheckpoint:
         try:
             state: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=True)
         except Exception as error:
-            raise ResultError(f"{self.path} is damaged ({error}): remove it to start the run afresh") from error
+            raise ResultError(f"{self.path} is damaged: remove it to start the run afresh") from error
         return state
 
     def save(self, state: dict[str, Any]) -> None:
@@ -206,10 +206,13 @@ class RunFolder:
         for name in FILES:
             expected = hashes.get(name)
             if expected is None or not (self.path / name).exists():
-                raise ResultError(f"{self.path}: {name} is missing")
+                raise ResultError(f"{self.path}: {name} is missing; remove the folder to run it again")
             found = hashlib.sha256((self.path / name).read_bytes()).hexdigest()
             if found != expected:
-                raise ResultError(f"{self.path / name} has hash {found[:12]}: the manifest says {expected[:12]}")
+                raise ResultError(
+                    f"{self.path / name} has hash {found[:12]}: the manifest says {expected[:12]}, so it was changed or "
+                    "damaged; remove the folder to run it again"
+                )
         spec = RunSpec.from_data(load_yaml((self.path / "spec.yaml").read_text(), str(self.path / "spec.yaml")))
         return StoredRun(self.path, spec, self._json("metrics.json"), self._curve(), manifest)
 
@@ -277,10 +280,12 @@ def collect(root: Path) -> Collected:
     """Read every finished run below `root`; whatever else lies there is listed, never read as a run.
 
     Raises:
-        ArgumentError: `root` is no folder.
+        ArgumentError: `root` is no folder, or that of a single run.
     """
     if not root.is_dir():
         raise ArgumentError(f"{root} is no folder: expected one that `orthoworld run` has written")
+    if (root / MANIFEST).exists():
+        raise ArgumentError(f"{root} is the folder of one run: expected the folder it lies in, {root.parent}")
     runs: list[StoredRun] = []
     skipped: dict[str, str] = {}
     for entry in _entries(root):
@@ -288,7 +293,10 @@ def collect(root: Path) -> Collected:
         try:
             if not entry.is_dir():
                 raise ResultError("is no run folder")
-            runs.append(RunFolder(entry).read())
+            run = RunFolder(entry).read()
+            if any(run.spec == other.spec and run.path.parent == other.path.parent for other in runs):
+                raise ResultError(f"is a copy of the run {run.spec.run_id}")
+            runs.append(run)
         except (ResultError, ValueError, OSError) as error:
             skipped[name] = str(error)
     return Collected(runs, skipped)

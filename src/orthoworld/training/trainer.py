@@ -47,8 +47,9 @@ class Checkpoint(Protocol):
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What evaluation sees: held-out latents and their embeddings, `(n, dim)` each, and the pair correlation."""
+    """What evaluation sees: the world, held-out pairs from it, and their embeddings, `(n, dim)` each."""
 
+    world: World
     pairs: Pairs
     h: Float[Tensor, "n dim"]
     h_next: Float[Tensor, "n dim"]
@@ -129,6 +130,7 @@ def train(
         The run; look at its `status` before anything else.
 
     Raises:
+        TypeError: the objective, the optimiser or the schedule is something else.
         ArgumentError: a number lies outside its range, or a checkpoint of another run was given.
 
     Example:
@@ -139,6 +141,8 @@ def train(
         >>> run.status, run.steps
         ('finished', 5)
     """
+    whole("seed", seed, least=0), whole("restart", restart, least=0)
+    _check_kinds(world=world, encoder=encoder, objective=objective, optimizer=optimizer, schedule=schedule)
     plan = Plan(
         steps=steps,
         batch=batch,
@@ -150,6 +154,16 @@ def train(
     )
     session = _Session(world, encoder, objective, plan, seed, restart, metrics, checkpoint, progress)
     return session.run(stop if stop is not None else lambda: False)
+
+
+def _check_kinds(**arguments: Any) -> None:
+    """Refuse what is of another kind, such as a class or a name where an instance is needed."""
+    kinds = {"world": World, "encoder": nn.Module, "objective": Objective}
+    recipes = {"optimizer": OptimizerRecipe, "schedule": Schedule}
+    for name, value in arguments.items():
+        optional = name in recipes and value is None
+        if not optional and (isinstance(value, type) or not isinstance(value, (kinds | recipes)[name])):
+            raise TypeError(f"{name}={value!r}: expected an instance of {(kinds | recipes)[name].__name__}")
 
 
 class _Session:
@@ -250,7 +264,7 @@ class _Session:
         """Return the same held-out pairs at every call, with their embeddings as the encoder is now."""
         model = self._representation()
         pairs = self.world.sample_pairs(self.plan.evaluation_samples, generator=stream(self.seed, "evaluation"))
-        return HeldOut(pairs, encode(model, pairs.x), encode(model, pairs.x_next))
+        return HeldOut(self.world, pairs, encode(model, pairs.x), encode(model, pairs.x_next))
 
     def _evaluate(self, held_out: HeldOut) -> CurveRow:
         stds = torch.linalg.eigvalsh(covariance(held_out.h.cpu().double())).clamp(min=0).sqrt().tolist()
