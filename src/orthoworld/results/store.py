@@ -210,8 +210,8 @@ class RunFolder:
             found = hashlib.sha256((self.path / name).read_bytes()).hexdigest()
             if found != expected:
                 raise ResultError(
-                    f"{self.path / name} has hash {found[:12]}: the manifest says {expected[:12]}, so it was changed or "
-                    "damaged; remove the folder to run it again"
+                    f"{self.path / name} has hash {found[:12]}: the manifest says {expected[:12]}; remove the "
+                    "folder to run it again"
                 )
         spec = RunSpec.from_data(load_yaml((self.path / "spec.yaml").read_text(), str(self.path / "spec.yaml")))
         return StoredRun(self.path, spec, self._json("metrics.json"), self._curve(), manifest)
