@@ -27,7 +27,7 @@ $(VENV)/bin/python:
 
 # The pinned versions are the tested ones; on Linux pip takes the CUDA build of torch unless torch is already there.
 $(VENV)/run.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[report]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[fast,report]'
 	touch $@
 
 $(VENV)/test.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -2,12 +2,19 @@
 
 from jaxtyping import install_import_hook
 
+# numba compiles what it is given: the loops are imported before the hook can wrap them.
+import orthoworld.objectives.kernels.loops  # noqa: F401
+
 # With the numeric tower a float parameter takes an int, as type checkers have it.
 install_import_hook("orthoworld", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
+
+import sys  # noqa: E402
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
+
+from orthoworld import cli  # noqa: E402
 
 settings.register_profile("tests", deadline=None, max_examples=30, derandomize=True)
 settings.load_profile("tests")
@@ -16,6 +23,20 @@ settings.load_profile("tests")
 @pytest.fixture(autouse=True)
 def _one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def call(monkeypatch, capfd):
+    """A function that runs the command in this process and returns its exit code, output and errors."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["orthoworld", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        output, errors = capfd.readouterr()
+        return ended.value.code or 0, output, errors
+
+    return call
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ CHAIN = [
     {"identifiability"},
     {"experiments"},
     {"results"},
-    {"audit", "doctor"},
+    {"audit", "bench", "doctor"},
     {"cli"},
 ]
 """Parts of the package in the order in which they may import one another: from their own level and those before."""

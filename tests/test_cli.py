@@ -26,20 +26,6 @@ KEYS = {
 }
 
 
-@pytest.fixture
-def call(monkeypatch, capfd):
-    """A function that runs the command in this process and returns its exit code, output and errors."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["orthoworld", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        output, errors = capfd.readouterr()
-        return ended.value.code or 0, output, errors
-
-    return call
-
-
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
     """The folder of runs that holds one finished run."""
@@ -179,7 +165,7 @@ def test_traceback_is_shown_on_request_only(monkeypatch):
         cli.main()
 
 
-@pytest.mark.parametrize("command", ["run", "report", "list", "doctor"])
+@pytest.mark.parametrize("command", ["run", "report", "list", "doctor", "bench"])
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_every_command_has_help(call, command, flag):
     code, output, errors = call(command, flag)

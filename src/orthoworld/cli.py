@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -261,6 +262,40 @@ def doctor(as_json: JsonOption = False, debug: DebugOption = False) -> None:
             print(section)
             for name, value in entries.items():
                 print(f"  {name:<24}{value}")
+
+
+@app.command()
+def bench(
+    sections: Annotated[
+        list[str] | None, typer.Argument(metavar="[SECTION]...", help="kernel, memory, step; all of them by default.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch.")] = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Time SIGReg against the textbook form and installed peers; every ratio is of medians taken in turn."""
+    with one_line_errors(debug):
+        import torch
+
+        from orthoworld import bench
+
+        if threads is not None:
+            torch.set_num_threads(threads)
+        if not as_json:
+            print(", ".join(f"{name} {value}" for name, value in bench.machine().items()))
+        for row in bench.run(sections or []):
+            if as_json:
+                print(json.dumps(_finite({**dataclasses.asdict(row), **bench.machine()}), allow_nan=False), flush=True)
+                continue
+            times = "" if row.peak_mb is not None else f"{row.ours_ms:.2f} ms, textbook {row.textbook_ms:.2f} ms, "
+            peers = "".join(f", {name} {ratio:.1f}" for name, ratio in row.peers.items())
+            note = f" ({row.note})" if row.note else ""
+            print(f"{row.section:<8}{row.case:<32}{times}ratio {row.ratio:.1f}{peers}{note}", flush=True)
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row with null in the place of what was not measured."""
+    return {key: None if value != value else value for key, value in row.items()}
 
 
 def main() -> None:

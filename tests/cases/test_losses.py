@@ -12,6 +12,7 @@ import orthoworld
 from orthoworld.encoders import MLP
 from orthoworld.errors import ShapeError
 from orthoworld.objectives.alignment import alignment
+from orthoworld.objectives.kernels import eager
 from orthoworld.objectives.lejepa import LeJEPA, Whitening
 from orthoworld.objectives.sigreg import SIGReg, sigreg, sigreg_null_level
 from orthoworld.objectives.whitening import whitening
@@ -113,10 +114,13 @@ def test_l11_memory():
     assert 16_384 * 1024 * 4 < growth < 1.5e9  # more than the projections themselves, or it was not measured
 
 
-def test_l11_blocks_do_not_change_the_loss(monkeypatch):
+@pytest.mark.parametrize("where", ["empirical_cf.CHUNK_ELEMENTS", "kernels.eager.BLOCK_ELEMENTS"])
+def test_l11_chunks_do_not_change_the_loss(monkeypatch, where):
     results = []
-    for block in (1000, 32_768, 10**9):
-        monkeypatch.setattr("orthoworld.objectives.empirical_cf.BLOCK_ELEMENTS", block)
+    for elements in (1000, 32_768, 10**9):
+        monkeypatch.setattr(f"orthoworld.objectives.{where}", elements)
+        if "eager" in where:
+            monkeypatch.setattr("orthoworld.objectives.empirical_cf.kernel_for", lambda *_: eager)
         h = normal(1024, 16).float().requires_grad_()
         value = sigreg(h, generator=gen(7), slices=256, scaled=True)
         value.backward()

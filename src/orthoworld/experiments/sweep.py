@@ -83,7 +83,8 @@ def run_all(specs: Sequence[RunSpec], execute: Execute, *, workers: int, stop: C
         Events in the order in which they arrive.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["orthoworld.experiments.carry_out"])  # torch is then loaded once for all runs
+    # torch and, where it is installed, numba are then loaded once for all runs.
+    context.set_forkserver_preload(["orthoworld.experiments.carry_out", "orthoworld.objectives.kernels.cpu"])
     waiting = list(enumerate(specs))[::-1]
     running: dict[Connection, tuple[int, BaseProcess]] = {}
     stopping = False

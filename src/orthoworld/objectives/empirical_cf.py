@@ -1,93 +1,121 @@
-"""The empirical characteristic function of projections at equally spaced knots, from one sine and cosine each.
+"""The empirical characteristic function of random projections at equally spaced knots.
 
-`cos(kx)` and `sin(kx)` for `k = 0, 1, ...` follow from `cos x` and `sin x` by Chebyshev's recurrence, and the gradient
-is a trigonometric polynomial, evaluated by Clenshaw's. Both run in Reinsch's form (differences instead of values; see
-Oliver, "On the recurrence of trigonometric sums", and Stoer and Bulirsch, Introduction to Numerical Analysis, 2.3.2),
-whose rounding error does not grow for small angles: the plain form loses a digit per factor of three in `k` there,
-which is where a collapsing embedding ends. Nothing of size samples x slices x knots is built.
+`cos(kx)` and `sin(kx)` for `k = 0, 1, ...` follow from one sine and cosine of each projection, and the gradient is a
+trigonometric polynomial in `x`. Nothing of size samples x slices x knots is built, and projections beyond
+`CHUNK_ELEMENTS` are made, used and dropped a part of the slices at a time.
 """
 
-from typing import Any
+import functools
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-BLOCK_ELEMENTS = 2**20
-"""Elements worked on at a time, which bounds the memory; smaller blocks cost more in calls than the cache saves."""
+from orthoworld.objectives.kernels import eager
+
+CHUNK_ELEMENTS = 2**22
+"""Projections held at a time on a CPU, 16 MiB in float32; more are projected again for the gradient."""
+
+ACCELERATOR_CHUNK_ELEMENTS = 2**26
+"""The same on other devices, which want more to do at once."""
+
+GRADIENT_SLICES = 64
+"""Slices whose gradient is held at a time beside projections that were kept."""
+
+
+@runtime_checkable
+class Kernel(Protocol):
+    """What computes the function and its gradient on one kind of device; `x` has the projections, slice by slice."""
+
+    def means(self, x: Float[Tensor, "slices rows"], knots: int) -> Float[Tensor, "2 slices knots"]:
+        """Return the means over rows of `cos kx` and of `sin kx`."""
+        ...
+
+    def polynomial(
+        self,
+        x: Float[Tensor, "slices rows"],
+        sine: Float[Tensor, "slices knots"],
+        cosine: Float[Tensor, "slices knots"],
+    ) -> Float[Tensor, "slices rows"]:
+        """Return `sum_k (cosine_k cos kx - sine_k sin kx)`; the coefficients of `k = 0` are 0."""
+        ...
+
+
+def kernel_for(device: torch.device, dtype: torch.dtype) -> Kernel:
+    """Return the fastest kernel there is for tensors of this kind."""
+    if device.type == "cpu" and dtype == torch.float32:
+        return _compiled() or eager
+    return eager
+
+
+@functools.cache
+def _compiled() -> Kernel | None:
+    try:
+        from orthoworld.objectives.kernels import cpu
+    except ImportError:  # numba is absent, or does not go with the numpy that is there
+        return None
+    return cpu
 
 
 def empirical_cf(
-    x: Float[Tensor, "views rows slices"], knots: int
-) -> tuple[Float[Tensor, "views knots slices"], Float[Tensor, "views knots slices"]]:
-    """Return the means over rows of `cos(k x)` and `sin(k x)` for `k = 0, ..., knots - 1`; differentiable once.
+    h: Float[Tensor, "views rows dim"], directions: Float[Tensor, "dim slices"], knots: int
+) -> tuple[Float[Tensor, "slices views knots"], Float[Tensor, "slices views knots"]]:
+    """Return the means over rows of `cos(k a.h)` and `sin(k a.h)`, `k = 0, ..., knots - 1`, for each direction `a`.
+
+    Differentiable once, with respect to `h`.
 
     Example:
-        >>> cos, sin = empirical_cf(torch.tensor([[[0.0], [torch.pi]]]), 3)
+        >>> cos, sin = empirical_cf(torch.tensor([[[0.0], [torch.pi]]]), torch.ones(1, 1), 3)
         >>> cos.flatten().tolist()
         [1.0, 0.0, 1.0]
     """
-    return _EmpiricalCF.apply(x, knots)  # type: ignore[no-untyped-call]
+    return _EmpiricalCF.apply(h, directions, knots)  # type: ignore[no-untyped-call]
 
 
-def _blocks(x: Tensor) -> list[slice]:
-    """Cut the slices into blocks of about `BLOCK_ELEMENTS` elements."""
-    views, rows, slices = x.shape
-    width = max(1, BLOCK_ELEMENTS // (views * rows))
-    return [slice(start, start + width) for start in range(0, slices, width)]
+def _chunks(h: Tensor, directions: Tensor) -> list[slice]:
+    """Cut the slices into the fewest parts that hold no more projections than a chunk, equal but for the last."""
+    slices = directions.shape[1]
+    projections = h.shape[0] * h.shape[1] * slices
+    most = CHUNK_ELEMENTS if h.device.type == "cpu" else ACCELERATOR_CHUNK_ELEMENTS
+    return _cut(slices, -(-slices // max(1, -(-projections // most))))
+
+
+def _cut(slices: int, width: int) -> list[slice]:
+    return [slice(start, min(start + width, slices)) for start in range(0, slices, width)]
+
+
+def _project(h: Float[Tensor, "views rows dim"], directions: Tensor) -> Float[Tensor, "slices_views rows"]:
+    """Return the projections, one row for each direction and view: the views of a direction one after the other."""
+    return (directions.T @ h.flatten(0, 1).T).view(-1, h.shape[1])
 
 
 class _EmpiricalCF(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, knots: int) -> tuple[Tensor, Tensor]:
-        views, _, slices = x.shape
-        means = x.new_zeros(2, views, knots, slices)
-        means[0, :, 0] = 1
-        for block in _blocks(x):
-            _accumulate(x[..., block], means[..., block])
-        ctx.save_for_backward(x)
-        return means[0], means[1]
+    def forward(ctx: Any, h: Tensor, directions: Tensor, knots: int) -> tuple[Tensor, Tensor]:
+        kernel = kernel_for(h.device, h.dtype)
+        chunks = _chunks(h, directions)
+        parts = []
+        for chunk in chunks:
+            x = _project(h, directions[:, chunk])
+            parts.append(kernel.means(x, knots))
+        ctx.save_for_backward(h, directions, *([x] if len(chunks) == 1 else []))
+        cos, sin = torch.cat(parts, dim=1).unflatten(1, (-1, h.shape[0]))
+        return cos, sin
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (x,) = ctx.saved_tensors
-        knots = grads[0].shape[1]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        h, directions, *kept = ctx.saved_tensors
+        kernel = kernel_for(h.device, h.dtype)
         # d cos(kx) = -k sin(kx) dx and d sin(kx) = k cos(kx) dx, and each mean divides by the number of rows.
-        order = torch.arange(knots, dtype=x.dtype, device=x.device)[:, None] / x.shape[1]
-        coefficients = torch.stack([grad * order for grad in grads])
-        grad_x = torch.empty_like(x)
-        for block in _blocks(x):
-            grad_x[..., block] = _polynomial(x[..., block], coefficients[..., block])
-        return grad_x, None
-
-
-def _start(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `cos x` and `sin x` stacked, and `-4 sin^2(x/2) = 2 cos x - 2`, the multiplier of Reinsch's recurrence."""
-    half = (x / 2).sin()
-    return torch.stack([x.cos(), x.sin()]), half.square().mul_(-4)
-
-
-def _accumulate(x: Float[Tensor, "views rows slices"], means: Float[Tensor, "2 views knots slices"]) -> None:
-    """Write the means over rows of `cos(kx)` and `sin(kx)` for `k >= 1` into `means`."""
-    current, multiplier = _start(x)
-    difference = torch.stack([multiplier / 2, current[1]])
-    for k in range(1, means.shape[2]):
-        if k > 1:
-            difference.addcmul_(multiplier, current)
-            current += difference
-        torch.mean(current, dim=2, out=means[:, :, k])
-
-
-def _polynomial(x: Float[Tensor, "views rows slices"], coefficients: Float[Tensor, "2 views knots slices"]) -> Tensor:
-    """Return `sum_k (-a_k sin kx + b_k cos kx)` for the coefficients `(a, b)`."""
-    first, multiplier = _start(x)
-    knots = coefficients.shape[2]
-    total = coefficients[:, :, knots - 1, None].expand_as(first).clone()
-    difference = total.clone()
-    for k in range(knots - 2, 0, -1):
-        difference.addcmul_(multiplier, total).add_(coefficients[:, :, k, None])
-        total += difference
-    # sum_k a_k sin kx = total_a sin x, and sum_k b_k cos kx = total_b (cos x - 1) + difference_b; b_0 = 0 as k = 0 has
-    # no derivative.
-    return (total[1] * multiplier).div_(2).add_(difference[1]).sub_(total[0] * first[1])
+        order = torch.arange(grads[0].shape[-1], dtype=h.dtype, device=h.device) / h.shape[1]
+        sine, cosine = (grad * order for grad in grads)
+        # Transposed, as the product is many times faster for a thin embedding than the one of the transposed factors.
+        transposed = h.new_zeros(h.shape[2], h.shape[0] * h.shape[1])
+        for chunk in _cut(directions.shape[1], GRADIENT_SLICES) if kept else _chunks(h, directions):
+            x = kept[0].view(-1, *h.shape[:2])[chunk].flatten(0, 1) if kept else _project(h, directions[:, chunk])
+            coefficients = (part[chunk].flatten(0, 1) for part in (sine, cosine))
+            grad_x = kernel.polynomial(x, *coefficients)
+            transposed.addmm_(directions[:, chunk], grad_x.view(-1, transposed.shape[1]))
+        return transposed.T.reshape(h.shape), None, None

@@ -8,6 +8,7 @@ with `knots` equally spaced `t_j` on `[0, t_max]`, trapezoid weights doubled for
 `exp(-t_j^2 / 2)`; SIGReg is its mean over random directions (Balestriero and LeCun, arXiv:2511.08544).
 """
 
+import functools
 import math
 
 import torch
@@ -19,6 +20,7 @@ from orthoworld.errors import ArgumentError
 from orthoworld.objectives.empirical_cf import empirical_cf
 
 
+@functools.lru_cache(maxsize=None, typed=True)
 def knot_grid(
     knots: int, t_max: float
 ) -> tuple[Float[Tensor, " knots"], Float[Tensor, " knots"], Float[Tensor, " knots"]]:
@@ -93,11 +95,11 @@ def sigreg(
         h = at_least_float32(h)
         directions = random_directions(h.shape[-1], slices, generator=generator, like=h)
         # In units of the knot spacing the knots are 0, 1, 2, ...
-        cos, sin = empirical_cf(h @ (directions * (t_max / (knots - 1))), knots)
-        error = (cos - target.to(h)[:, None]).square() + sin.square()
+        cos, sin = empirical_cf(h, directions * (t_max / (knots - 1)), knots)
+        error = (cos - target.to(h)).square() + sin.square()
         if debiased:
             error = error - (1 - cos.square() - sin.square()) / (h.shape[1] - 1)
-        statistic = torch.einsum("k,vks->vs", weights.to(h), error).mean()
+        statistic = (error @ weights.to(h)).mean()
     return statistic * h.shape[1] if scaled else statistic
 
 

@@ -1,0 +1,1 @@
+"""Kernels of the empirical characteristic function: the same two functions for each kind of device."""

@@ -1,0 +1,145 @@
+"""The inner loops on a CPU, compiled by numba: whole blocks in the first-level cache, one vector lane a row.
+
+Powers of `exp(ix)` follow by complex multiplication and the gradient by Horner's rule in the complex plane. Both have
+`|exp(ix)| = 1` as their only multiplier, so rounding grows at most linearly with the order at every angle; Chebyshev's
+recurrence and Clenshaw's, which need as many operations, lose digits near 0 and pi.
+
+Plain Python for numba to compile: no annotations, and no function of the package is called.
+"""
+
+import numba
+import numpy as np
+
+BLOCK = 256
+"""Rows worked on at a time."""
+
+F = np.float32
+TWO_OVER_PI = 2 / np.pi
+HALF_PI = np.pi / 2
+S3, S5, S7, S9 = F(-1 / 6), F(1 / 120), F(-1 / 5040), F(1 / 362880)
+C2, C4, C6, C8, C10 = F(-1 / 2), F(1 / 24), F(-1 / 720), F(1 / 40320), F(-1 / 3628800)
+"""Taylor's coefficients; up to pi/4 the first term left out is below float32's rounding."""
+
+# Sums may be reordered and contracted, which vectors need; NaN and infinity keep their meaning.
+OPTIONS = {"nogil": True, "fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
+
+
+def compiled(function):
+    """Compile `function`, once for all processes where there is a folder to keep it in."""
+    try:
+        return numba.njit(cache=True, **OPTIONS)(function)
+    except RuntimeError:
+        return numba.njit(**OPTIONS)(function)
+
+
+@numba.njit(inline="always", **OPTIONS)
+def _sine_and_cosine(x, cos, sin, size):
+    for i in range(size):
+        # In float64 the reduction to [-pi/4, pi/4] is exact enough for every angle a float32 can tell from others.
+        angle = np.float64(x[i])
+        turns = np.rint(angle * TWO_OVER_PI)
+        r = F(angle - turns * HALF_PI)
+        quadrant = turns - 4.0 * np.floor(turns * 0.25)
+        r2 = r * r
+        s = r + r * r2 * (S3 + r2 * (S5 + r2 * (S7 + r2 * S9)))
+        c = F(1) + r2 * (C2 + r2 * (C4 + r2 * (C6 + r2 * (C8 + r2 * C10))))
+        odd = quadrant == 1.0 or quadrant == 3.0
+        sine = c if odd else s
+        cosine = s if odd else c
+        sin[i] = -sine if quadrant >= 2.0 else sine
+        cos[i] = -cosine if quadrant == 1.0 or quadrant == 2.0 else cosine
+
+
+@compiled
+def sums(x, cos_sums, sin_sums, start, stop):
+    """Write the sums over rows of `cos kx`, `sin kx`, `k >= 1`, of slices `start` to `stop`.
+
+    `x (slices, rows)` is float32, the sums `(slices, knots)` are float64.
+    """
+    rows, knots = x.shape[1], cos_sums.shape[1]
+    cos1, sin1 = np.empty(BLOCK, F), np.empty(BLOCK, F)
+    cos, sin = np.empty(BLOCK, F), np.empty(BLOCK, F)
+    for m in range(start, stop):
+        for first in range(0, rows, BLOCK):
+            size = min(BLOCK, rows - first)
+            _sine_and_cosine(x[m, first : first + size], cos1, sin1, size)
+            for i in range(size):
+                cos[i], sin[i] = cos1[i], sin1[i]
+            k = 1
+            while k + 4 <= knots:  # four at a time: less traffic for the same arithmetic
+                a0, a1, a2, a3 = F(0), F(0), F(0), F(0)
+                b0, b1, b2, b3 = F(0), F(0), F(0), F(0)
+                for i in range(size):
+                    p, q = cos1[i], sin1[i]
+                    c, s = cos[i], sin[i]
+                    a0 += c
+                    b0 += s
+                    c, s = c * p - s * q, c * q + s * p
+                    a1 += c
+                    b1 += s
+                    c, s = c * p - s * q, c * q + s * p
+                    a2 += c
+                    b2 += s
+                    c, s = c * p - s * q, c * q + s * p
+                    a3 += c
+                    b3 += s
+                    cos[i], sin[i] = c * p - s * q, c * q + s * p
+                cos_sums[m, k] += a0
+                cos_sums[m, k + 1] += a1
+                cos_sums[m, k + 2] += a2
+                cos_sums[m, k + 3] += a3
+                sin_sums[m, k] += b0
+                sin_sums[m, k + 1] += b1
+                sin_sums[m, k + 2] += b2
+                sin_sums[m, k + 3] += b3
+                k += 4
+            while k < knots:
+                a0, b0 = F(0), F(0)
+                for i in range(size):
+                    c, s = cos[i], sin[i]
+                    a0 += c
+                    b0 += s
+                    cos[i], sin[i] = c * cos1[i] - s * sin1[i], c * sin1[i] + s * cos1[i]
+                cos_sums[m, k] += a0
+                sin_sums[m, k] += b0
+                k += 1
+
+
+@compiled
+def polynomial(x, sine, cosine, out, start, stop):
+    """Write `sum_k (cosine_k cos kx - sine_k sin kx)` for slices `start` to `stop`.
+
+    It is the real part of `sum_k (cosine_k + i sine_k) exp(ikx)`. All arrays are float32, `x` and `out` of shape
+    `(slices, rows)` and the coefficients `(slices, knots)`.
+    """
+    rows, knots = x.shape[1], sine.shape[1]
+    cos1, sin1 = np.empty(BLOCK, F), np.empty(BLOCK, F)
+    real, imaginary = np.empty(BLOCK, F), np.empty(BLOCK, F)
+    for m in range(start, stop):
+        for first in range(0, rows, BLOCK):
+            size = min(BLOCK, rows - first)
+            _sine_and_cosine(x[m, first : first + size], cos1, sin1, size)
+            top, top_sine = cosine[m, knots - 1], sine[m, knots - 1]
+            for i in range(size):
+                real[i], imaginary[i] = top, top_sine
+            k = knots - 2
+            while k >= 3:
+                a0, a1, a2, a3 = cosine[m, k], cosine[m, k - 1], cosine[m, k - 2], cosine[m, k - 3]
+                b0, b1, b2, b3 = sine[m, k], sine[m, k - 1], sine[m, k - 2], sine[m, k - 3]
+                for i in range(size):
+                    p, q = cos1[i], sin1[i]
+                    u, v = real[i], imaginary[i]
+                    u, v = u * p - v * q + a0, u * q + v * p + b0
+                    u, v = u * p - v * q + a1, u * q + v * p + b1
+                    u, v = u * p - v * q + a2, u * q + v * p + b2
+                    real[i], imaginary[i] = u * p - v * q + a3, u * q + v * p + b3
+                k -= 4
+            while k >= 0:
+                a0, b0 = cosine[m, k], sine[m, k]
+                for i in range(size):
+                    u, v = real[i], imaginary[i]
+                    real[i] = u * cos1[i] - v * sin1[i] + a0
+                    imaginary[i] = u * sin1[i] + v * cos1[i] + b0
+                k -= 1
+            for i in range(size):
+                out[m, first + i] = real[i]
