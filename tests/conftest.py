@@ -8,12 +8,14 @@ import orthoworld.objectives.kernels.loops  # noqa: F401
 # With the numeric tower a float parameter takes an int, as type checkers have it.
 install_import_hook("orthoworld", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 
+import subprocess  # noqa: E402
 import sys  # noqa: E402
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
+import across_processes  # noqa: E402
 from orthoworld import cli  # noqa: E402
 
 settings.register_profile("tests", deadline=None, max_examples=30, derandomize=True)
@@ -42,3 +44,19 @@ def call(monkeypatch, capfd):
 @pytest.fixture
 def generator():
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """What one process finds of all rows."""
+    return across_processes.compute(0, across_processes.ROWS[1])
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request, tmp_path_factory):
+    """What each of two, and of three, processes found."""
+    folder = tmp_path_factory.mktemp("ranks")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(request.param)]
+    answer = subprocess.run([*launch, across_processes.__file__, folder], capture_output=True, text=True, timeout=300)
+    assert answer.returncode == 0, answer.stderr
+    return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]

@@ -54,15 +54,22 @@ def points(name: str, tensor: Tensor, dim: int) -> Tensor:
     return tensor
 
 
-def views(h: Tensor) -> Tensor:
+def views(h: Tensor, *, runs: bool = False) -> Tensor:
     """Return embeddings as `(views, batch, dim)`; `(batch, dim)` becomes one view.
+
+    Args:
+        runs: whether `h` holds several runs, `(runs, views, batch, dim)`, and is returned as it is.
 
     Raises:
         TypeError: `h` is not of a real floating-point type.
-        ShapeError: `h` has neither two nor three dimensions, or one of them is empty.
+        ShapeError: `h` has another number of dimensions, or one of them is empty.
     """
     if not h.is_floating_point():
         raise TypeError(f"embeddings have dtype {h.dtype}: expected a floating-point type")
+    if runs:
+        if h.ndim != 4 or 0 in h.shape:
+            raise ShapeError(f"embeddings have shape {tuple(h.shape)}: expected (runs, views, batch, dim)")
+        return h
     if h.ndim not in (2, 3) or 0 in h.shape:
         raise ShapeError(
             f"embeddings have shape {tuple(h.shape)}: expected (batch, dim), read as one view, or (views, batch, dim)"

@@ -2,6 +2,7 @@
 
 from orthoworld.objectives.alignment import alignment
 from orthoworld.objectives.infonce import infonce, matched_sigma
+from orthoworld.objectives.processes import this_process_only
 from orthoworld.objectives.sigreg import sigreg, sigreg_null_level
 from orthoworld.objectives.whitening import whiten, whitening, whitening_null_level
 
@@ -11,6 +12,7 @@ __all__ = [
     "matched_sigma",
     "sigreg",
     "sigreg_null_level",
+    "this_process_only",
     "whiten",
     "whitening",
     "whitening_null_level",

@@ -1,8 +1,12 @@
 """Named random streams: one seed gives independent generators for the world, the encoder, the slices, ..."""
 
 import hashlib
+from collections.abc import Sequence
 
 import torch
+
+Generators = torch.Generator | Sequence[torch.Generator]
+"""One generator, or one for each of several runs."""
 
 
 def stream(seed: int, *names: str | int) -> torch.Generator:

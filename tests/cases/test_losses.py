@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import across_processes
 import orthoworld
 from orthoworld.encoders import MLP
 from orthoworld.errors import ShapeError
@@ -106,6 +107,26 @@ before = peak()
 sigreg(h, generator=g, slices=1024).backward()
 print(peak() - before)
 """
+
+
+def test_l9_ranks_with_3_and_5_rows_equal_8_rows_in_one_process(alone, ranks):
+    for found in ranks:
+        torch.testing.assert_close(found["sigreg"][0], alone["sigreg"][0], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("name", across_processes.PRECISIONS)
+def test_l9_low_precision_counts_every_row(alone, ranks, name):
+    _, count = across_processes.PRECISIONS[name]
+    for found in ranks:
+        per_sample, scaled = found[name].double()
+        assert (scaled / per_sample).item() == pytest.approx(count, rel=1e-6)
+        torch.testing.assert_close(found[name], alone[name], rtol=1e-3, atol=0)
+
+
+def test_l10_slices_agree_across_ranks_and_differ_between_steps(ranks):
+    first, *others = [found["slices"] for found in ranks]
+    assert all(torch.equal(first, other) for other in others)
+    assert len({tuple(step.flatten().tolist()) for step in first}) == 5
 
 
 def test_l11_memory():

@@ -103,7 +103,7 @@ def test_half_precision_is_computed_in_float32(dtype):
     torch.testing.assert_close(value, alignment(h.float()), atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("shape", [(3,), (4, 3), (1, 4, 3), (2, 2, 4, 3)])
+@pytest.mark.parametrize("shape", [(3,), (4, 3), (1, 4, 3), (2, 1, 4, 3), (1, 2, 2, 4, 3)])
 def test_two_views_are_needed(shape):
     with pytest.raises(ShapeError) as raised:
         alignment(torch.zeros(shape))

@@ -59,8 +59,8 @@ def _compiled() -> Kernel | None:
 
 
 def empirical_cf(
-    h: Float[Tensor, "views rows dim"], directions: Float[Tensor, "dim slices"], knots: int
-) -> tuple[Float[Tensor, "slices views knots"], Float[Tensor, "slices views knots"]]:
+    h: Float[Tensor, "*runs views rows dim"], directions: Float[Tensor, "*runs dim slices"], knots: int
+) -> tuple[Float[Tensor, "*runs slices views knots"], Float[Tensor, "*runs slices views knots"]]:
     """Return the means over rows of `cos(k a.h)` and `sin(k a.h)`, `k = 0, ..., knots - 1`, for each direction `a`.
 
     Differentiable once, with respect to `h`.
@@ -76,7 +76,7 @@ def empirical_cf(
 def _chunks(h: Tensor, directions: Tensor) -> list[slice]:
     """Cut the slices into the fewest parts that hold no more projections than a chunk, equal but for the last."""
     slices = directions.shape[1]
-    projections = h.shape[0] * h.shape[1] * slices
+    projections = h.shape[:-1].numel() * slices
     most = CHUNK_ELEMENTS if h.device.type == "cpu" else ACCELERATOR_CHUNK_ELEMENTS
     return _cut(slices, -(-slices // max(1, -(-projections // most))))
 
@@ -85,9 +85,9 @@ def _cut(slices: int, width: int) -> list[slice]:
     return [slice(start, min(start + width, slices)) for start in range(0, slices, width)]
 
 
-def _project(h: Float[Tensor, "views rows dim"], directions: Tensor) -> Float[Tensor, "slices_views rows"]:
-    """Return the projections, one row for each direction and view: the views of a direction one after the other."""
-    return (directions.T @ h.flatten(0, 1).T).view(-1, h.shape[1])
+def _project(h: Tensor, directions: Tensor) -> Float[Tensor, "slices_views rows"]:
+    """Return the projections, one row for each (run,) direction and view, the views of a direction together."""
+    return (directions.mT @ h.flatten(-3, -2).mT).reshape(-1, h.shape[-2])
 
 
 class _EmpiricalCF(torch.autograd.Function):
@@ -97,10 +97,10 @@ class _EmpiricalCF(torch.autograd.Function):
         chunks = _chunks(h, directions)
         parts = []
         for chunk in chunks:
-            x = _project(h, directions[:, chunk])
-            parts.append(kernel.means(x, knots))
+            x = _project(h, directions[..., chunk])
+            parts.append(kernel.means(x, knots).view(2, *h.shape[:-3], -1, h.shape[-3], knots))
         ctx.save_for_backward(h, directions, *([x] if len(chunks) == 1 else []))
-        cos, sin = torch.cat(parts, dim=1).unflatten(1, (-1, h.shape[0]))
+        cos, sin = torch.cat(parts, dim=-3)
         return cos, sin
 
     @staticmethod
@@ -109,13 +109,15 @@ class _EmpiricalCF(torch.autograd.Function):
         h, directions, *kept = ctx.saved_tensors
         kernel = kernel_for(h.device, h.dtype)
         # d cos(kx) = -k sin(kx) dx and d sin(kx) = k cos(kx) dx, and each mean divides by the number of rows.
-        order = torch.arange(grads[0].shape[-1], dtype=h.dtype, device=h.device) / h.shape[1]
+        order = torch.arange(grads[0].shape[-1], dtype=h.dtype, device=h.device) / h.shape[-2]
         sine, cosine = (grad * order for grad in grads)
         # Transposed, as the product is many times faster for a thin embedding than the one of the transposed factors.
-        transposed = h.new_zeros(h.shape[2], h.shape[0] * h.shape[1])
-        for chunk in _cut(directions.shape[1], GRADIENT_SLICES) if kept else _chunks(h, directions):
-            x = kept[0].view(-1, *h.shape[:2])[chunk].flatten(0, 1) if kept else _project(h, directions[:, chunk])
-            coefficients = (part[chunk].flatten(0, 1) for part in (sine, cosine))
+        transposed = torch.zeros_like(h.flatten(-3, -2).mT, memory_format=torch.contiguous_format)
+        parts = _cut(directions.shape[-1], GRADIENT_SLICES) if kept and h.ndim == 3 else _chunks(h, directions)
+        for part in parts:
+            x = kept[0].view(*h.shape[:-3], -1, *h.shape[-3:-1])[..., part, :, :] if kept else None
+            x = _project(h, directions[..., part]) if x is None else x.reshape(-1, h.shape[-2])
+            coefficients = (values[..., part, :, :].reshape(len(x), -1) for values in (sine, cosine))
             grad_x = kernel.polynomial(x, *coefficients)
-            transposed.addmm_(directions[:, chunk], grad_x.view(-1, transposed.shape[1]))
-        return transposed.T.reshape(h.shape), None, None
+            transposed += directions[..., part] @ grad_x.view(*h.shape[:-3], -1, transposed.shape[-1])
+        return transposed.mT.reshape(h.shape), None, None

@@ -20,6 +20,7 @@ from orthoworld.objectives.infonce import infonce
 from orthoworld.objectives.objective import Losses, Objective, two_or_more_views
 from orthoworld.objectives.sigreg import SIGReg, knot_grid
 from orthoworld.objectives.whitening import whiten, whitening
+from orthoworld.streams import Generators
 
 
 class LeJEPA(Objective):
@@ -45,6 +46,8 @@ class LeJEPA(Objective):
         True
     """
 
+    coefficients = ("lam",)
+
     def __init__(
         self, lam: float, *, pooled: bool = False, slices: int = 256, knots: int = 17, t_max: float = 3.0
     ) -> None:
@@ -52,7 +55,7 @@ class LeJEPA(Objective):
         self.lam = real("lam", lam, 0, 1, closed="both")
         self.sigreg = SIGReg(slices, knots=knots, t_max=t_max, scaled=True, pooled=pooled)
 
-    def forward(self, h: Tensor, *, generator: torch.Generator) -> Losses:
+    def forward(self, h: Tensor, *, generator: Generators) -> Losses:
         centroid = alignment(h, form="centroid")
         regulariser = self.sigreg(h, generator=generator)
         return Losses(
@@ -113,11 +116,13 @@ class Whitening(Objective):
         ArgumentError: `lam` lies outside [0, 1].
     """
 
+    coefficients = ("lam",)
+
     def __init__(self, lam: float) -> None:
         super().__init__()
         self.lam = real("lam", lam, 0, 1, closed="both")
 
-    def forward(self, h: Tensor, *, generator: torch.Generator) -> Losses:
+    def forward(self, h: Tensor, *, generator: Generators) -> Losses:
         centroid = alignment(h, form="centroid")
         regulariser = whitening(h)
         return Losses(
@@ -137,11 +142,13 @@ class InfoNCE(Objective):
         ArgumentError: `sigma` is not a finite number > 0.
     """
 
+    coefficients = ("sigma",)
+
     def __init__(self, sigma: float = 1.0) -> None:
         super().__init__()
         self.sigma = real("sigma", sigma, 0, math.inf)
 
-    def forward(self, h: Tensor, *, generator: torch.Generator) -> Losses:
+    def forward(self, h: Tensor, *, generator: Generators) -> Losses:
         return Losses(total=infonce(h, sigma=self.sigma), alignment=alignment(h), regulariser=None)
 
 
@@ -156,9 +163,10 @@ class WhitenedAlignment(Objective):
         ShapeError: at the call, when the pooled batch has not more samples than dimensions.
     """
 
+    coefficients = ()
     whitens = True
 
-    def forward(self, h: Tensor, *, generator: torch.Generator) -> Losses:
+    def forward(self, h: Tensor, *, generator: Generators) -> Losses:
         aligned = alignment(whiten(two_or_more_views(h)))
         return Losses(total=aligned / (2 * h.shape[-1]), alignment=aligned, regulariser=None)
 
@@ -186,6 +194,7 @@ class WhitenedLeJEPA(Objective):
         True
     """
 
+    coefficients = ("shape",)
     whitens = True
 
     def __init__(self, shape: float = 0.1, *, slices: int = 64) -> None:
@@ -193,7 +202,7 @@ class WhitenedLeJEPA(Objective):
         self.shape = real("shape", shape, 0, math.inf, closed="low")
         self.sigreg = SIGReg(slices)
 
-    def forward(self, h: Tensor, *, generator: torch.Generator) -> Losses:
+    def forward(self, h: Tensor, *, generator: Generators) -> Losses:
         white = whiten(two_or_more_views(h))
         aligned = alignment(white)
         regulariser = self.sigreg(white, generator=generator)
@@ -229,6 +238,8 @@ class ConstrainedLeJEPA(Objective):
         ArgumentError: an argument lies outside its range.
     """
 
+    coefficients = ("tolerance", "penalty", "rate")
+
     multiplier: Tensor
     violation: Tensor
 
@@ -243,7 +254,7 @@ class ConstrainedLeJEPA(Objective):
         self.register_buffer("multiplier", torch.tensor(1.0))
         self.register_buffer("violation", torch.tensor(0.0))
 
-    def forward(self, h: Tensor, *, generator: torch.Generator) -> Losses:
+    def forward(self, h: Tensor, *, generator: Generators) -> Losses:
         aligned = alignment(h)
         regulariser = self.sigreg(h, generator=generator)
         weight = torch.clamp(self.multiplier + self.penalty * self.violation, min=0)

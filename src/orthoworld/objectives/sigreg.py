@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from orthoworld.checks import at_least_float32, real, views, whole, without_autocast
 from orthoworld.errors import ArgumentError
 from orthoworld.objectives.empirical_cf import empirical_cf
+from orthoworld.objectives.processes import global_mean, of_first_process, processes
+from orthoworld.streams import Generators
 
 
 @functools.lru_cache(maxsize=None, typed=True)
@@ -34,30 +36,37 @@ def knot_grid(
 
 
 def random_directions(
-    dim: int, slices: int, *, generator: torch.Generator, like: Tensor
-) -> Float[Tensor, "dim slices"]:
-    """Return unit directions, uniform on the sphere, drawn on the generator's device and moved to that of `like`."""
-    normal = torch.randn(dim, whole("slices", slices), generator=generator, device=generator.device)
-    return nn.functional.normalize(normal.to(like), dim=0)
+    dim: int, slices: int, *, generator: Generators, like: Tensor
+) -> Float[Tensor, "*runs dim slices"]:
+    """Return unit directions, uniform on the sphere and the same in all processes.
+
+    They are drawn on the generator's device and moved to that of `like`.
+    """
+    whole("slices", slices)
+    if isinstance(generator, torch.Generator):
+        normal = torch.randn(dim, slices, generator=generator, device=generator.device)
+    else:
+        normal = torch.stack([torch.randn(dim, slices, generator=g, device=g.device) for g in generator])
+    return nn.functional.normalize(of_first_process(normal.to(like)), dim=-2)
 
 
 def sigreg(
     h: Tensor,
     *,
-    generator: torch.Generator,
+    generator: Generators,
     slices: int = 256,
     knots: int = 17,
     t_max: float = 3.0,
     scaled: bool = False,
     pooled: bool = False,
     debiased: bool = False,
-) -> Float[Tensor, ""]:
+) -> Float[Tensor, "*runs"]:
     """Return SIGReg of `h`; smaller means closer to `N(0, I)`.
 
     Args:
         h: embeddings `(batch, dim)` or `(views, batch, dim)` of any floating-point type. Computed in at least float32,
-            autocast or not. Device follows `h`.
-        generator: source of the directions; fresh ones at each call.
+            autocast or not. Device follows `h`. With several generators, `(runs, views, batch, dim)`.
+        generator: source of the directions; fresh ones at each call. A sequence holds one for each run.
         slices: number of directions.
         knots: number of points `t_j`, >= 2.
         t_max: the largest `t_j`, > 0.
@@ -69,9 +78,10 @@ def sigreg(
             value of a batch may be negative. Not for pooled views, which are not independent.
 
     Returns:
-        Scalar. Null level (mean over samples of `N(0, I)`) with the default knots: `1.0525 / n`, or `1.0525` scaled;
-        see `sigreg_null_level` for other knots and for pooled views, which are correlated. Constant embeddings at 0
-        give `0.40205` (scaled: times `n`) and a gradient of exactly 0: SIGReg alone does not leave a collapse.
+        Scalar, one for each run. Null level (mean over samples of `N(0, I)`) with the default knots: `1.0525 / n`, or
+        `1.0525` scaled; see `sigreg_null_level` for other knots and for pooled views, which are correlated. Constant
+        embeddings at 0 give `0.40205` (scaled: times `n`) and a gradient of exactly 0: SIGReg alone does not leave a
+        collapse.
 
     Raises:
         TypeError: `h` is not of a floating-point type.
@@ -83,24 +93,25 @@ def sigreg(
         >>> round(sigreg(torch.tensor([[1.0], [-1.0]]), generator=g, scaled=True).item(), 6)
         0.205659
     """
-    h = views(h)
+    h = views(h, runs=not isinstance(generator, torch.Generator))
     _, target, weights = knot_grid(knots, t_max)
     if pooled:
-        h = h.reshape(1, -1, h.shape[-1])
+        h = h.flatten(-3, -2).unsqueeze(-3)
     if debiased:
         _independent(pooled)
-        if h.shape[1] < 2:
-            raise ArgumentError(f"debiased=True with {h.shape[1]} sample: expected two or more")
+        if h.shape[-2] * processes() < 2:
+            raise ArgumentError(f"debiased=True with {h.shape[-2]} sample: expected two or more")
     with without_autocast(h.device):
         h = at_least_float32(h)
         directions = random_directions(h.shape[-1], slices, generator=generator, like=h)
         # In units of the knot spacing the knots are 0, 1, 2, ...
-        cos, sin = empirical_cf(h, directions * (t_max / (knots - 1)), knots)
+        own = torch.stack(empirical_cf(h, directions * (t_max / (knots - 1)), knots))
+        (cos, sin), n = global_mean(own, h.shape[-2])
         error = (cos - target.to(h)).square() + sin.square()
         if debiased:
-            error = error - (1 - cos.square() - sin.square()) / (h.shape[1] - 1)
-        statistic = (error @ weights.to(h)).mean()
-    return statistic * h.shape[1] if scaled else statistic
+            error = error - (1 - cos.square() - sin.square()) / (n - 1)
+        statistic = (error @ weights.to(h)).mean(dim=(-2, -1))
+    return statistic * n if scaled else statistic
 
 
 def sigreg_null_level(
@@ -171,7 +182,7 @@ class SIGReg(nn.Module):
         self.pooled = pooled
         self.debiased = debiased
 
-    def forward(self, h: Tensor, *, generator: torch.Generator) -> Float[Tensor, ""]:
+    def forward(self, h: Tensor, *, generator: Generators) -> Float[Tensor, "*runs"]:
         return sigreg(
             h,
             generator=generator,

@@ -9,7 +9,9 @@ from orthoworld.checks import at_least_float32, real, without_autocast
 from orthoworld.errors import ShapeError
 from orthoworld.objectives.alignment import alignment
 from orthoworld.objectives.objective import Losses, Objective, two_or_more_views
+from orthoworld.objectives.processes import total_rows
 from orthoworld.objectives.whitening import covariance
+from orthoworld.streams import Generators
 
 VARIANCE_FLOOR = 1e-4
 """Added to variances under the square root, whose gradient is infinite at 0; the published value."""
@@ -33,22 +35,24 @@ class VICReg(Objective):
         ShapeError: at the call, for other shapes than `(views, batch, dim)` with at least two of each of the first two.
     """
 
+    coefficients = ("invariance", "variance", "covariance")
+
     def __init__(self, invariance: float = 25.0, variance: float = 25.0, covariance: float = 1.0) -> None:
         super().__init__()
         self.invariance = real("invariance", invariance, 0, math.inf, closed="low")
         self.variance = real("variance", variance, 0, math.inf, closed="low")
         self.covariance = real("covariance", covariance, 0, math.inf, closed="low")
 
-    def forward(self, h: Tensor, *, generator: torch.Generator) -> Losses:
-        if two_or_more_views(h).shape[1] < 2:
+    def forward(self, h: Tensor, *, generator: Generators) -> Losses:
+        if total_rows(two_or_more_views(h).shape[-2], h.device) < 2:
             raise ShapeError(f"embeddings have shape {tuple(h.shape)}: expected two samples or more in each view")
         aligned = alignment(h)
         dim = h.shape[-1]
         with without_autocast(h.device):
-            matrices = torch.stack([covariance(view) for view in at_least_float32(h)])
-            variances = matrices.diagonal(dim1=1, dim2=2)
-            hinge = torch.relu(1 - torch.sqrt(variances + VARIANCE_FLOOR)).mean()
-            off_diagonal = (matrices.square().sum() - variances.square().sum()) / dim
+            matrices = covariance(at_least_float32(h))  # one for each view
+            variances = matrices.diagonal(dim1=-2, dim2=-1)
+            hinge = torch.relu(1 - torch.sqrt(variances + VARIANCE_FLOOR)).mean(dim=(-2, -1))
+            off_diagonal = (matrices.square().sum(dim=(-3, -2, -1)) - variances.square().sum(dim=(-2, -1))) / dim
             regulariser = self.variance * hinge + self.covariance * off_diagonal
             total = self.invariance * aligned / dim + regulariser
         return Losses(total=total, alignment=aligned, regulariser=regulariser)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from orthoworld.checks import at_least_float32, points, real, views, whole, without_autocast
 from orthoworld.errors import ArgumentError, ShapeError
+from orthoworld.objectives.processes import global_mean, total_rows
 
 WhiteningForm = Literal["frobenius", "mean"]
 
@@ -22,26 +23,31 @@ ROUNDING = 1e-12
 """So do directions whose variance is below this part of the mean square: in float32 they are rounding."""
 
 
-def covariance(h: Float[Tensor, "samples dim"]) -> Float[Tensor, "dim dim"]:
+def covariance(h: Float[Tensor, "*runs samples dim"]) -> Float[Tensor, "*runs dim dim"]:
     """Return the unbiased sample covariance of the rows of `h`."""
-    centred = h - h.mean(dim=0)
-    return centred.T @ centred / (h.shape[0] - 1)
+    centred = _centred(h)
+    second, samples = global_mean(centred.mT @ centred / h.shape[-2], h.shape[-2])
+    return second * (samples / (samples - 1))
 
 
-def _pool(h: Tensor) -> Float[Tensor, "samples dim"]:
-    h = at_least_float32(views(h))
-    return h.reshape(-1, h.shape[-1])
+def _centred(h: Float[Tensor, "*runs samples dim"]) -> Float[Tensor, "*runs samples dim"]:
+    mean, _ = global_mean(h.mean(dim=-2), h.shape[-2])
+    return h - mean.unsqueeze(-2)
 
 
-def whitening(h: Tensor, *, form: WhiteningForm = "mean") -> Float[Tensor, ""]:
+def _pool(h: Tensor) -> Float[Tensor, "*runs samples dim"]:
+    return at_least_float32(views(h, runs=h.ndim == 4)).flatten(-3, -2)
+
+
+def whitening(h: Tensor, *, form: WhiteningForm = "mean") -> Float[Tensor, "*runs"]:
     """Return the distance of the covariance of all views together from the identity. The mean of `h` is left free.
 
     Args:
-        h: embeddings `(batch, dim)` or `(views, batch, dim)`.
+        h: embeddings `(batch, dim)` or `(views, batch, dim)`; of several runs, `(runs, views, batch, dim)`.
         form: `"frobenius"` is `||Cov(h) - I||_F^2`; `"mean"` divides it by `dim^2`, as published.
 
     Returns:
-        Scalar, with the unbiased covariance. Null level: see `whitening_null_level`.
+        Scalar, one for each run, with the unbiased covariance. Null level: see `whitening_null_level`.
 
     Raises:
         TypeError: `h` is not of a floating-point type.
@@ -54,12 +60,12 @@ def whitening(h: Tensor, *, form: WhiteningForm = "mean") -> Float[Tensor, ""]:
         0.2222
     """
     pooled = _pool(h)
-    if pooled.shape[0] < 2:
+    if total_rows(pooled.shape[-2], h.device) < 2:
         raise ShapeError(f"embeddings have shape {tuple(h.shape)}: expected two samples or more, to have a covariance")
     with without_autocast(h.device):
-        identity = torch.eye(pooled.shape[1], dtype=pooled.dtype, device=pooled.device)
+        identity = torch.eye(pooled.shape[-1], dtype=pooled.dtype, device=pooled.device)
         squares = (covariance(pooled) - identity).square()
-    return squares.sum() if _checked(form) == "frobenius" else squares.mean()
+    return squares.sum(dim=(-2, -1)) if _checked(form) == "frobenius" else squares.mean(dim=(-2, -1))
 
 
 def _checked(form: WhiteningForm) -> WhiteningForm:
@@ -100,7 +106,8 @@ def whiten(h: Tensor) -> Tensor:
     the mean variance (1e-14 in float64) come out smaller than 1.
 
     Args:
-        h: embeddings `(batch, dim)` or `(views, batch, dim)`, more samples than dimensions.
+        h: embeddings `(batch, dim)` or `(views, batch, dim)`, more samples than dimensions; of several runs,
+            `(runs, views, batch, dim)`, each whitened on its own.
 
     Raises:
         TypeError: `h` is not of a floating-point type.
@@ -113,23 +120,25 @@ def whiten(h: Tensor) -> Tensor:
                 [0., 1.]])
     """
     pooled = _pool(h)
-    samples, dim = pooled.shape
+    dim = pooled.shape[-1]
+    samples = total_rows(pooled.shape[-2], h.device)
     if samples <= dim:
         raise ShapeError(
             f"embeddings have shape {tuple(h.shape)}, {samples} samples: expected more than {dim}, to whiten"
         )
     with without_autocast(h.device):
-        centred = pooled - pooled.mean(dim=0)
-        factor = _cholesky(centred.T @ centred / (samples - 1))
-        white = torch.linalg.solve_triangular(factor, centred.T, upper=False).T
+        centred = _centred(pooled)
+        second, _ = global_mean(centred.mT @ centred / pooled.shape[-2], pooled.shape[-2])
+        factor = _cholesky(second * (samples / (samples - 1)))
+        white = torch.linalg.solve_triangular(factor, centred.mT, upper=False).mT
     return white.reshape(h.shape)
 
 
-def _cholesky(matrix: Float[Tensor, "dim dim"]) -> Float[Tensor, "dim dim"]:
+def _cholesky(matrix: Float[Tensor, "*runs dim dim"]) -> Float[Tensor, "*runs dim dim"]:
     """Return the Cholesky factor; NaN, not an exception, where there is none, so that training reports a divergence."""
-    identity = torch.eye(matrix.shape[0], dtype=matrix.dtype, device=matrix.device)
-    factor, failed = torch.linalg.cholesky_ex(matrix + JITTER[matrix.dtype] * matrix.diagonal().mean() * identity)
-    return torch.where(failed > 0, torch.nan, factor)
+    jitter = JITTER[matrix.dtype] * matrix.diagonal(dim1=-2, dim2=-1).mean(dim=-1, keepdim=True)
+    factor, failed = torch.linalg.cholesky_ex(matrix + torch.diag_embed(jitter.expand(matrix.shape[:-1])))
+    return torch.where(failed[..., None, None] > 0, torch.nan, factor)
 
 
 class Whitener(nn.Module):

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from orthoworld.checks import whole
 from orthoworld.errors import ArgumentError
-from orthoworld.objectives.objective import Objective
+from orthoworld.objectives.objective import Objective, options
+from orthoworld.objectives.processes import this_process_only
 from orthoworld.objectives.whitening import Whitener, covariance
 from orthoworld.streams import stream
 from orthoworld.training.health import collapse, not_finite, peak_rss_mb
@@ -201,6 +202,7 @@ class _Session:
         self.earlier_s = 0.0
         self.started = time.monotonic()
 
+    @this_process_only()
     def run(self, stop: Callable[[], bool]) -> Run:
         self._resume()
         saved = time.monotonic()
@@ -339,7 +341,7 @@ class _Session:
             "optimizer": _described(self.plan.optimizer),
             "schedule": _described(self.plan.schedule),
             "world": f"{self.world!r} {self.world.mixing.fingerprint()}",
-            "objective": f"{type(self.objective).__name__} {_numbers(self.objective)}",
+            "objective": f"{type(self.objective).__name__} {options(self.objective)}",
             "encoder": ", ".join(f"{name} {tuple(p.shape)}" for name, p in self.encoder.named_parameters()),
         }
 
@@ -376,15 +378,6 @@ class _Session:
             generator.set_state(state["streams"][name])
         self.curve = list(state["curve"])
         self.earlier_s = state["wall_s"]
-
-
-def _numbers(module: nn.Module) -> dict[str, float]:
-    """Return the options of a module and its parts that are plain numbers."""
-    parts = dict(module.named_modules()).items()
-    options = (
-        (f"{name}.{key}", value) for name, part in parts for key, value in vars(part).items() if key != "training"
-    )
-    return {key: value for key, value in options if isinstance(value, (int, float))}
 
 
 def _described(recipe: object) -> str:
