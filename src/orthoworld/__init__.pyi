@@ -22,6 +22,8 @@ from .objectives.objective import Objective as Objective
 from .objectives.sigreg import SIGReg as SIGReg
 from .objectives.vicreg import VICReg as VICReg
 from .objectives.whitening import Whitener as Whitener
+from .training.ensemble import Member as Member
+from .training.ensemble import train_ensemble as train_ensemble
 from .training.run import Run as Run
 from .training.schedule import AdamW as AdamW
 from .training.schedule import HalfCosine as HalfCosine

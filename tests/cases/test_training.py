@@ -18,7 +18,7 @@ from orthoworld.experiments.config import RunSpec
 from orthoworld.identifiability.recovery import recovery
 from orthoworld.objectives.lejepa import LeJEPA, WhitenedLeJEPA
 from orthoworld.results.store import FileCheckpoint
-from orthoworld.training import trainer
+from orthoworld.training import session
 from orthoworld.training.schedule import AdamW, HalfCosine
 from orthoworld.training.trainer import train
 from orthoworld.worlds.latents import Gaussian
@@ -41,7 +41,7 @@ def weights(run):
 
 @pytest.fixture(autouse=True)
 def _few_samples_for_the_whitener_of_a_curve(monkeypatch):
-    monkeypatch.setattr(trainer, "CURVE_WHITENER_SAMPLES", 1000)
+    monkeypatch.setattr(session, "CURVE_WHITENER_SAMPLES", 1000)
 
 
 def test_t1_bitwise_repeat():
@@ -234,7 +234,7 @@ class BreaksAtStep(nn.Module):
 
 @pytest.mark.parametrize("objective", [LeJEPA(lam=0.1, slices=16), WhitenedLeJEPA(slices=16)], ids=["soft", "hard"])
 def test_l13_embedding_that_is_not_finite(objective, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer, "CHECKPOINT_SECONDS", -1)  # after every step
+    monkeypatch.setattr(session, "CHECKPOINT_SECONDS", -1)  # after every step
     path = tmp_path / "checkpoint.pt"
     sizes = {"steps": 20, "batch": 64, "evaluation_samples": 100, "whitener_samples": 100}
     run = train(WORLD, BreaksAtStep(7), objective, checkpoint=FileCheckpoint(path), **sizes)

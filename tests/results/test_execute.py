@@ -160,9 +160,9 @@ import yaml
 
 from orthoworld.experiments.config import RunSpec
 from orthoworld.results.execute import execute
-from orthoworld.training import trainer
+from orthoworld.training import session
 
-trainer.CHECKPOINT_SECONDS = 0.05
+session.CHECKPOINT_SECONDS = 0.05
 spec = RunSpec.from_data(yaml.safe_load(sys.argv[1]))
 
 

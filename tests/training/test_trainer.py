@@ -21,8 +21,9 @@ from orthoworld.objectives.lejepa import (
 )
 from orthoworld.objectives.objective import Losses, Objective
 from orthoworld.objectives.vicreg import VICReg
-from orthoworld.training import trainer
+from orthoworld.training import session
 from orthoworld.training.schedule import AdamW, HalfCosine, Muon
+from orthoworld.training.session import Plan
 from orthoworld.training.trainer import train
 from orthoworld.worlds.latents import Gaussian
 from orthoworld.worlds.mixings import Banana, Coupling, Identity, Sinusoid, Spiral
@@ -81,7 +82,7 @@ class StopAfter:
 
 @pytest.fixture(autouse=True)
 def _few_samples_for_the_whitener_of_a_curve(monkeypatch):
-    monkeypatch.setattr(trainer, "CURVE_WHITENER_SAMPLES", 1000)
+    monkeypatch.setattr(session, "CURVE_WHITENER_SAMPLES", 1000)
 
 
 OBJECTIVES = {
@@ -162,7 +163,7 @@ def test_a_finished_run_is_read_from_its_checkpoint_and_not_trained_again():
 
 
 def test_a_run_that_is_killed_resumes_from_the_last_checkpoint(monkeypatch):
-    monkeypatch.setattr(trainer, "CHECKPOINT_SECONDS", -1)  # after every step
+    monkeypatch.setattr(session, "CHECKPOINT_SECONDS", -1)  # after every step
     checkpoint = MemoryCheckpoint()
 
     def die(step, row):
@@ -460,7 +461,7 @@ def test_a_diverged_run_leaves_the_last_good_checkpoint():
 
 
 def test_weights_that_are_not_finite_are_never_saved(monkeypatch):
-    monkeypatch.setattr(trainer, "CHECKPOINT_SECONDS", -1)  # after every step
+    monkeypatch.setattr(session, "CHECKPOINT_SECONDS", -1)  # after every step
     checkpoint = MemoryCheckpoint()
     short(Fails(7, "backward"), SOFT, checkpoint=checkpoint)
     assert checkpoint.load()["step"] == 6
@@ -550,7 +551,7 @@ def test_dropout_is_off_in_evaluation():
 )
 def test_a_number_outside_its_range_is_refused_by_name_before_training(option, value):
     with pytest.raises(ArgumentError, match=rf"{option}={value}: expected a whole number >= \d"):
-        trainer.Plan(
+        Plan(
             **{
                 "steps": 1,
                 "batch": 2,

@@ -17,7 +17,8 @@ from orthoworld.objectives.lejepa import LeJEPA
 from orthoworld.objectives.objective import Objective
 from orthoworld.streams import stream
 from orthoworld.training.run import Run
-from orthoworld.training.trainer import Checkpoint, HeldOut, train
+from orthoworld.training.session import Checkpoint, HeldOut
+from orthoworld.training.trainer import train
 from orthoworld.worlds.world import World
 
 Checkpoints = Callable[[int], Checkpoint]

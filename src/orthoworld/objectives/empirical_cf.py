@@ -75,7 +75,7 @@ def empirical_cf(
 
 def _chunks(h: Tensor, directions: Tensor) -> list[slice]:
     """Cut the slices into the fewest parts that hold no more projections than a chunk, equal but for the last."""
-    slices = directions.shape[1]
+    slices = directions.shape[-1]
     projections = h.shape[:-1].numel() * slices
     most = CHUNK_ELEMENTS if h.device.type == "cpu" else ACCELERATOR_CHUNK_ELEMENTS
     return _cut(slices, -(-slices // max(1, -(-projections // most))))
