@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from orthoworld.checks import at_least_float32, real, views, whole, without_autocast
 from orthoworld.errors import ArgumentError
 from orthoworld.objectives.empirical_cf import empirical_cf
+from orthoworld.objectives.slice_free import slice_free
 
 
 @functools.lru_cache(maxsize=None, typed=True)
@@ -44,8 +45,8 @@ def random_directions(
 def sigreg(
     h: Tensor,
     *,
-    generator: torch.Generator,
-    slices: int = 256,
+    generator: torch.Generator | None = None,
+    slices: int | None = 256,
     knots: int = 17,
     t_max: float = 3.0,
     scaled: bool = False,
@@ -57,8 +58,9 @@ def sigreg(
     Args:
         h: embeddings `(batch, dim)` or `(views, batch, dim)` of any floating-point type. Computed in at least float32,
             autocast or not. Device follows `h`.
-        generator: source of the directions; fresh ones at each call.
-        slices: number of directions.
+        generator: source of the directions; fresh ones at each call. Not needed for `slices=None`.
+        slices: number of directions; None takes the mean over all of them in closed form, with no noise of their own
+            and in time that grows with the square of the batch (`slice_free`).
         knots: number of points `t_j`, >= 2.
         t_max: the largest `t_j`, > 0.
         scaled: multiply by the number `n` of samples of one statistic (the form of the public codes). The default is
@@ -76,7 +78,8 @@ def sigreg(
     Raises:
         TypeError: `h` is not of a floating-point type.
         ShapeError: `h` has another number of dimensions.
-        ArgumentError: `slices`, `knots` or `t_max` lies outside its range, or `debiased` meets `pooled` or `n = 1`.
+        ArgumentError: `slices`, `knots` or `t_max` lies outside its range, `debiased` meets `pooled` or `n = 1`, or
+            there are slices to draw and no generator.
 
     Example:
         >>> g = torch.Generator().manual_seed(0)
@@ -84,13 +87,18 @@ def sigreg(
         0.205659
     """
     h = views(h)
-    _, target, weights = knot_grid(knots, t_max)
+    t, target, weights = knot_grid(knots, t_max)
     if pooled:
         h = h.reshape(1, -1, h.shape[-1])
     if debiased:
         _independent(pooled)
         if h.shape[1] < 2:
             raise ArgumentError(f"debiased=True with {h.shape[1]} sample: expected two or more")
+    if slices is None:
+        statistic = slice_free(h, t, target, weights, debiased=debiased)
+        return statistic * h.shape[1] if scaled else statistic
+    if generator is None:
+        raise ArgumentError("generator=None: expected a torch.Generator, from which to draw directions")
     with without_autocast(h.device):
         h = at_least_float32(h)
         directions = random_directions(h.shape[-1], slices, generator=generator, like=h)
@@ -152,7 +160,7 @@ class SIGReg(nn.Module):
 
     def __init__(
         self,
-        slices: int = 256,
+        slices: int | None = 256,
         *,
         knots: int = 17,
         t_max: float = 3.0,
@@ -161,7 +169,7 @@ class SIGReg(nn.Module):
         debiased: bool = False,
     ) -> None:
         super().__init__()
-        self.slices = whole("slices", slices)
+        self.slices = None if slices is None else whole("slices", slices)
         knot_grid(knots, t_max)  # checks both
         if debiased:
             _independent(pooled)
@@ -171,7 +179,7 @@ class SIGReg(nn.Module):
         self.pooled = pooled
         self.debiased = debiased
 
-    def forward(self, h: Tensor, *, generator: torch.Generator) -> Float[Tensor, ""]:
+    def forward(self, h: Tensor, *, generator: torch.Generator | None = None) -> Float[Tensor, ""]:
         return sigreg(
             h,
             generator=generator,
