@@ -23,6 +23,7 @@ LOSSES = {
     "sigreg": lambda h, g: sigreg(h, generator=g, slices=8),
     "sigreg-pooled": lambda h, g: sigreg(h, generator=g, slices=8, pooled=True, scaled=True),
     "sigreg-debiased": lambda h, g: sigreg(h, generator=g, slices=8, debiased=True),
+    "sigreg-all-directions": lambda h, g: sigreg(h, slices=None, scaled=True),
     "whitening": lambda h, g: whitening(h),
     "whitening-frobenius": lambda h, g: whitening(h, form="frobenius"),
     "alignment": lambda h, g: alignment(h),

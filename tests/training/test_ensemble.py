@@ -72,6 +72,7 @@ ALIKE = WORLDS[:3]
 OBJECTIVES = {
     "lejepa": [LeJEPA(lam, slices=8, pooled=True) for lam in (1e-3, 0.1, 0.5)],
     "whitened-lejepa": [WhitenedLeJEPA(shape, slices=8) for shape in (0.0, 0.1, 1.0)],
+    "all-directions": [WhitenedLeJEPA(shape, slices=None) for shape in (0.0, 0.1, 1.0)],
     "whitened-alignment": [WhitenedAlignment() for _ in range(3)],
     "whitening": [Whitening(lam) for lam in (0.1, 0.5, 0.9)],
     "vicreg": [VICReg(invariance, 25, 1) for invariance in (1, 5, 25)],
@@ -272,7 +273,7 @@ def test_members_that_do_not_go_together_are_refused():
     refused(
         "objectives differ in sigreg.slices: expected runs that differ in lam", Member(one.world, one.encoder, fewer)
     )
-    with pytest.raises(TypeError, match="world='spiral'"):
+    with pytest.raises(TypeError, match="world"):
         Member("spiral", one.encoder, one.objective)
     with pytest.raises(ArgumentError, match="seed=-1"):
         Member(one.world, one.encoder, one.objective, seed=-1)

@@ -49,7 +49,7 @@ class LeJEPA(Objective):
     coefficients = ("lam",)
 
     def __init__(
-        self, lam: float, *, pooled: bool = False, slices: int = 256, knots: int = 17, t_max: float = 3.0
+        self, lam: float, *, pooled: bool = False, slices: int | None = 256, knots: int = 17, t_max: float = 3.0
     ) -> None:
         super().__init__()
         self.lam = real("lam", lam, 0, 1, closed="both")
@@ -180,7 +180,7 @@ class WhitenedLeJEPA(Objective):
         shape: weight of SIGReg, >= 0. Neither term depends on the batch size, and the scale of the embedding is fixed
             by the whitening, so one value serves many worlds. A weight of 1 or more has local minima of its own: a
             latent folded onto its absolute value and made normal again is Gaussian, and stays.
-        slices: number of directions of SIGReg.
+        slices: number of directions of SIGReg; None for all of them.
 
     Raises:
         ArgumentError: `shape` is not a finite number >= 0.
@@ -197,7 +197,7 @@ class WhitenedLeJEPA(Objective):
     coefficients = ("shape",)
     whitens = True
 
-    def __init__(self, shape: float = 0.1, *, slices: int = 64) -> None:
+    def __init__(self, shape: float = 0.1, *, slices: int | None = 64) -> None:
         super().__init__()
         self.shape = real("shape", shape, 0, math.inf, closed="low")
         self.sigreg = SIGReg(slices)
@@ -232,7 +232,7 @@ class ConstrainedLeJEPA(Objective):
         penalty: weight of the quadratic term, > 0.
         rate: largest step of the multiplier, > 0. In a world with pair correlation `r` it has to grow to about
             `(1 - r) / (0.24 e)` for an orthogonality error `e`.
-        slices: number of directions of SIGReg.
+        slices: number of directions of SIGReg; None for all of them.
 
     Raises:
         ArgumentError: an argument lies outside its range.
@@ -244,7 +244,7 @@ class ConstrainedLeJEPA(Objective):
     violation: Tensor
 
     def __init__(
-        self, tolerance: float = 1e-4, *, penalty: float = 100.0, rate: float = 0.02, slices: int = 256
+        self, tolerance: float = 1e-4, *, penalty: float = 100.0, rate: float = 0.02, slices: int | None = 256
     ) -> None:
         super().__init__()
         self.tolerance = real("tolerance", tolerance, 0, math.inf)

@@ -10,6 +10,7 @@ with `knots` equally spaced `t_j` on `[0, t_max]`, trapezoid weights doubled for
 
 import functools
 import math
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 from orthoworld.checks import at_least_float32, real, views, whole, without_autocast
 from orthoworld.errors import ArgumentError
 from orthoworld.objectives.empirical_cf import empirical_cf
-from orthoworld.objectives.processes import global_mean, of_first_process, processes
+from orthoworld.objectives.processes import gathered_rows, global_mean, of_first_process, processes
+from orthoworld.objectives.slice_free import slice_free
 from orthoworld.streams import Generators
 
 
@@ -53,8 +55,8 @@ def random_directions(
 def sigreg(
     h: Tensor,
     *,
-    generator: Generators,
-    slices: int = 256,
+    generator: Generators | None = None,
+    slices: int | None = 256,
     knots: int = 17,
     t_max: float = 3.0,
     scaled: bool = False,
@@ -66,8 +68,10 @@ def sigreg(
     Args:
         h: embeddings `(batch, dim)` or `(views, batch, dim)` of any floating-point type. Computed in at least float32,
             autocast or not. Device follows `h`. With several generators, `(runs, views, batch, dim)`.
-        generator: source of the directions; fresh ones at each call. A sequence holds one for each run.
-        slices: number of directions.
+        generator: source of the directions; fresh ones at each call. A sequence holds one for each run. Not needed for
+            `slices=None`.
+        slices: number of directions; None takes the mean over all of them in closed form, with no noise of their own
+            and in time that grows with the square of the batch (`slice_free`).
         knots: number of points `t_j`, >= 2.
         t_max: the largest `t_j`, > 0.
         scaled: multiply by the number `n` of samples of one statistic (the form of the public codes). The default is
@@ -86,21 +90,30 @@ def sigreg(
     Raises:
         TypeError: `h` is not of a floating-point type.
         ShapeError: `h` has another number of dimensions.
-        ArgumentError: `slices`, `knots` or `t_max` lies outside its range, or `debiased` meets `pooled` or `n = 1`.
+        ArgumentError: `slices`, `knots` or `t_max` lies outside its range, `debiased` meets `pooled` or `n = 1`, or
+            there are slices to draw and no generator.
 
     Example:
         >>> g = torch.Generator().manual_seed(0)
         >>> round(sigreg(torch.tensor([[1.0], [-1.0]]), generator=g, scaled=True).item(), 6)
         0.205659
     """
-    h = views(h, runs=not isinstance(generator, torch.Generator))
-    _, target, weights = knot_grid(knots, t_max)
+    runs = isinstance(generator, Sequence)
+    h = views(h, runs=runs)
+    t, target, weights = knot_grid(knots, t_max)
     if pooled:
         h = h.flatten(-3, -2).unsqueeze(-3)
     if debiased:
         _independent(pooled)
         if h.shape[-2] * processes() < 2:
             raise ArgumentError(f"debiased=True with {h.shape[-2]} sample: expected two or more")
+    if slices is None:
+        every, _ = gathered_rows(h)
+        means = [slice_free(own, t, target, weights, debiased=debiased) for own in (every if runs else [every])]
+        statistic = torch.stack(means) if runs else means[0]
+        return statistic * every.shape[-2] if scaled else statistic
+    if generator is None:
+        raise ArgumentError("generator=None: expected a torch.Generator, from which to draw directions")
     with without_autocast(h.device):
         h = at_least_float32(h)
         directions = random_directions(h.shape[-1], slices, generator=generator, like=h)
@@ -163,7 +176,7 @@ class SIGReg(nn.Module):
 
     def __init__(
         self,
-        slices: int = 256,
+        slices: int | None = 256,
         *,
         knots: int = 17,
         t_max: float = 3.0,
@@ -172,7 +185,7 @@ class SIGReg(nn.Module):
         debiased: bool = False,
     ) -> None:
         super().__init__()
-        self.slices = whole("slices", slices)
+        self.slices = None if slices is None else whole("slices", slices)
         knot_grid(knots, t_max)  # checks both
         if debiased:
             _independent(pooled)
@@ -182,7 +195,7 @@ class SIGReg(nn.Module):
         self.pooled = pooled
         self.debiased = debiased
 
-    def forward(self, h: Tensor, *, generator: Generators) -> Float[Tensor, "*runs"]:
+    def forward(self, h: Tensor, *, generator: Generators | None = None) -> Float[Tensor, "*runs"]:
         return sigreg(
             h,
             generator=generator,
