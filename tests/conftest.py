@@ -1,9 +1,19 @@
 """Shape annotations are checked in every test; thread counts are fixed so that timings and sums do not wander."""
 
+import contextlib
+import os
+
+# Triton's programs run in its interpreter, on tensors of the CPU; it reads the variable when a program is defined, so
+# this comes before every import. With TRITON_INTERPRET=0 and a GPU they are compiled and run there.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from jaxtyping import install_import_hook
 
-# numba compiles what it is given: the loops are imported before the hook can wrap them.
-import orthoworld.objectives.kernels.loops  # noqa: F401
+# numba and Triton compile what they are given: it is imported before the hook can wrap it.
+import orthoworld.objectives.kernels.loops
+
+with contextlib.suppress(ImportError):  # Triton is for Linux alone
+    import orthoworld.objectives.kernels.programs  # noqa: F401
 
 # With the numeric tower a float parameter takes an int, as type checkers have it.
 install_import_hook("orthoworld", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")

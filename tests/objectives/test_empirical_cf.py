@@ -1,5 +1,6 @@
 """The empirical characteristic function: value and gradient of the definition, whatever kernel and chunks do it."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -12,6 +13,10 @@ from hypothesis import strategies as st
 from orthoworld.objectives import empirical_cf as module
 from orthoworld.objectives.empirical_cf import empirical_cf, kernel_for
 from orthoworld.objectives.kernels import eager
+
+needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is for Linux alone")
+HOME = torch.device("cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda")
+"""Where Triton's programs run."""
 
 
 def gen(seed=0):
@@ -127,6 +132,46 @@ def test_compiled_loops_are_used_where_they_are_and_never_required(monkeypatch):
     assert kernel_for(cpu, torch.float32) is not eager
     monkeypatch.setattr(module, "_compiled", lambda: None)
     assert kernel_for(cpu, torch.float32) is eager
+
+
+@needs_triton
+def test_programs_on_a_gpu_are_used_where_they_run(monkeypatch):
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(module, "_compiled_on", {gpu: module._compiled_on(HOME)}.get)
+    assert kernel_for(gpu, torch.float32).__name__ == "orthoworld.objectives.kernels.cuda"
+    assert kernel_for(gpu, torch.float64) is eager
+    monkeypatch.setattr(module, "_compiled_on", lambda _: None)
+    assert kernel_for(gpu, torch.float32) is eager
+
+
+def test_without_triton_a_gpu_has_torch_operations(monkeypatch):
+    monkeypatch.delattr("orthoworld.objectives.kernels.cuda", raising=False)
+    monkeypatch.setitem(sys.modules, "orthoworld.objectives.kernels.cuda", None)
+    assert module._compiled_on.__wrapped__(HOME) is None
+
+
+@needs_triton
+def test_triton_that_fails_is_told_and_not_required(monkeypatch):
+    def means(x, knots):
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr("orthoworld.objectives.kernels.cuda.means", means)
+    with pytest.warns(UserWarning, match=r"SIGReg runs in torch operations .*: Failed to find C compiler"):
+        assert module._compiled_on.__wrapped__(HOME) is None
+
+
+@needs_triton
+@pytest.mark.parametrize("chunk", [70, 10**9])
+def test_programs_on_a_gpu_give_value_and_gradient(monkeypatch, chunk):
+    h, directions, weights = normal(2, 7, 3), normal(3, 70, seed=3), normal(2, 70, 2, 17, seed=2)
+    expected = value_and_gradient(textbook, h, directions, 17, weights)
+    monkeypatch.setattr(module, "kernel_for", lambda *_: module._compiled_on(HOME))
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(module, "ACCELERATOR_CHUNK_ELEMENTS", chunk)
+    single = (tensor.to(HOME, torch.float32) for tensor in (h, directions))
+    ours = value_and_gradient(empirical_cf, *single, 17, weights.to(HOME, torch.float32))
+    for own, exact in zip(ours, expected, strict=True):
+        torch.testing.assert_close(own.cpu().double(), exact, atol=5e-6 * exact.abs().max().item(), rtol=0)
 
 
 @pytest.mark.parametrize("state", ["absent", "broken"])

@@ -6,6 +6,7 @@ trigonometric polynomial in `x`. Nothing of size samples x slices x knots is bui
 """
 
 import functools
+import warnings
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -44,8 +45,10 @@ class Kernel(Protocol):
 
 def kernel_for(device: torch.device, dtype: torch.dtype) -> Kernel:
     """Return the fastest kernel there is for tensors of this kind."""
-    if device.type == "cpu" and dtype == torch.float32:
+    if dtype == torch.float32 and device.type == "cpu":
         return _compiled() or eager
+    if dtype == torch.float32 and device.type == "cuda":
+        return _compiled_on(device) or eager
     return eager
 
 
@@ -56,6 +59,20 @@ def _compiled() -> Kernel | None:
     except ImportError:  # numba is absent, or does not go with the numpy that is there
         return None
     return cpu
+
+
+@functools.cache
+def _compiled_on(device: torch.device) -> Kernel | None:
+    try:
+        from orthoworld.objectives.kernels import cuda
+
+        cuda.means(torch.zeros(1, 1, device=device), 2)
+    except ImportError:  # triton is absent
+        return None
+    except Exception as error:  # Triton compiles at the first call: it may lack a C compiler, or not know the GPU
+        warnings.warn(f"SIGReg runs in torch operations on {device}, as Triton failed: {error}", stacklevel=3)
+        return None
+    return cuda
 
 
 def empirical_cf(
