@@ -34,7 +34,7 @@ def textbook(h, directions, knots):
 
 def value_and_gradient(function, h, directions, knots, weights):
     h = h.clone().requires_grad_()
-    value = torch.stack(function(h, directions, knots))
+    value = torch.stack([*function(h, directions, knots)])
     (weights * value).sum().backward()
     return value.detach(), h.grad
 
@@ -92,12 +92,20 @@ def test_chunks_do_not_change_the_result(monkeypatch, dtype, chunk):
         torch.testing.assert_close(own, other, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize(("rows", "slices", "parts"), [(10, 1, 1), (100, 7, 1), (2**20, 8, 2), (2**26, 3, 3)])
-def test_chunks_are_few_and_cover_every_slice_once(rows, slices, parts, monkeypatch):
-    monkeypatch.setattr(module, "ACCELERATOR_CHUNK_ELEMENTS", module.CHUNK_ELEMENTS)
-    chunks = module._chunks(torch.empty(1, rows, 1, device="meta"), torch.empty(1, slices, device="meta"))
+@pytest.mark.parametrize(
+    ("rows", "dim", "slices", "parts"),
+    [(10, 2, 1, 1), (1000, 2, 262, 1), (1000, 2, 263, 2), (2**14, 2, 65, 2), (2**14, 512, 512, 2), (2**23, 2, 3, 3)],
+)
+def test_chunks_fit_a_cache_or_are_as_wide_as_products_want(rows, dim, slices, parts):
+    h, directions = torch.empty(1, 1, 1).expand(1, rows, dim), torch.empty(1, 1).expand(dim, slices)
+    chunks = module._chunks(h, directions)
     assert [index for chunk in chunks for index in range(slices)[chunk]] == list(range(slices))
     assert len(chunks) == parts
+
+
+def test_accelerators_get_larger_chunks():
+    h, directions = torch.empty(1, 2**20, 1, device="meta"), torch.empty(1, 65, device="meta")
+    assert module._chunks(h, directions) == [slice(0, 64), slice(64, 65)]
 
 
 def test_views_and_strided_input_are_kept_apart():

@@ -1,8 +1,8 @@
 """The empirical characteristic function of random projections at equally spaced knots.
 
 `cos(kx)` and `sin(kx)` for `k = 0, 1, ...` follow from one sine and cosine of each projection, and the gradient is a
-trigonometric polynomial in `x`. Nothing of size samples x slices x knots is built, and projections beyond
-`CHUNK_ELEMENTS` are made, used and dropped a part of the slices at a time.
+trigonometric polynomial in `x`. Nothing of size samples x slices x knots is built, and projections
+are made, used and dropped a chunk of the slices at a time.
 """
 
 import functools
@@ -15,14 +15,18 @@ from torch import Tensor
 
 from orthoworld.objectives.kernels import eager
 
+CACHED_ELEMENTS = 2**18
+"""Projections held at a time on a CPU, so that a cache holds them and no memory is asked of the system; more are
+projected again for the gradient, which costs less."""
+
+CACHED_SLICES = 64
+"""But not fewer slices than these, nor than there are dimensions: matrix products of thin factors are slow."""
+
 CHUNK_ELEMENTS = 2**22
-"""Projections held at a time on a CPU, 16 MiB in float32; more are projected again for the gradient."""
+"""And never more projections than these, 16 MiB in float32, unless a single slice has more."""
 
 ACCELERATOR_CHUNK_ELEMENTS = 2**26
-"""The same on other devices, which want more to do at once."""
-
-GRADIENT_SLICES = 64
-"""Slices whose gradient is held at a time beside projections that were kept."""
+"""Projections held at a time on other devices, which want more to do at once."""
 
 
 @runtime_checkable
@@ -77,7 +81,7 @@ def _compiled_on(device: torch.device) -> Kernel | None:
 
 def empirical_cf(
     h: Float[Tensor, "*runs views rows dim"], directions: Float[Tensor, "*runs dim slices"], knots: int
-) -> tuple[Float[Tensor, "*runs slices views knots"], Float[Tensor, "*runs slices views knots"]]:
+) -> Float[Tensor, "2 *runs slices views knots"]:
     """Return the means over rows of `cos(k a.h)` and `sin(k a.h)`, `k = 0, ..., knots - 1`, for each direction `a`.
 
     Differentiable once, with respect to `h`.
@@ -87,18 +91,18 @@ def empirical_cf(
         >>> cos.flatten().tolist()
         [1.0, 0.0, 1.0]
     """
-    return _EmpiricalCF.apply(h, directions, knots)  # type: ignore[no-untyped-call]
+    result: Tensor = _EmpiricalCF.apply(h, directions, knots)  # type: ignore[no-untyped-call]
+    return result
 
 
 def _chunks(h: Tensor, directions: Tensor) -> list[slice]:
-    """Cut the slices into the fewest parts that hold no more projections than a chunk, equal but for the last."""
-    slices = directions.shape[-1]
-    projections = h.shape[:-1].numel() * slices
-    most = CHUNK_ELEMENTS if h.device.type == "cpu" else ACCELERATOR_CHUNK_ELEMENTS
-    return _cut(slices, -(-slices // max(1, -(-projections // most))))
-
-
-def _cut(slices: int, width: int) -> list[slice]:
+    """Cut the slices into parts whose projections are held at a time."""
+    slices, projections = directions.shape[-1], h.shape[:-1].numel()
+    if h.device.type == "cpu":
+        fast = max(CACHED_ELEMENTS // projections, CACHED_SLICES, h.shape[-1])
+        width = max(1, min(fast, CHUNK_ELEMENTS // projections))
+    else:
+        width = max(1, ACCELERATOR_CHUNK_ELEMENTS // projections)
     return [slice(start, min(start + width, slices)) for start in range(0, slices, width)]
 
 
@@ -109,7 +113,7 @@ def _project(h: Tensor, directions: Tensor) -> Float[Tensor, "slices_views rows"
 
 class _EmpiricalCF(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, h: Tensor, directions: Tensor, knots: int) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, h: Tensor, directions: Tensor, knots: int) -> Tensor:
         kernel = kernel_for(h.device, h.dtype)
         chunks = _chunks(h, directions)
         parts = []
@@ -117,24 +121,20 @@ class _EmpiricalCF(torch.autograd.Function):
             x = _project(h, directions[..., chunk])
             parts.append(kernel.means(x, knots).view(2, *h.shape[:-3], -1, h.shape[-3], knots))
         ctx.save_for_backward(h, directions, *([x] if len(chunks) == 1 else []))
-        cos, sin = torch.cat(parts, dim=-3)
-        return cos, sin
+        return torch.cat(parts, dim=-3)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         h, directions, *kept = ctx.saved_tensors
         kernel = kernel_for(h.device, h.dtype)
         # d cos(kx) = -k sin(kx) dx and d sin(kx) = k cos(kx) dx, and each mean divides by the number of rows.
-        order = torch.arange(grads[0].shape[-1], dtype=h.dtype, device=h.device) / h.shape[-2]
-        sine, cosine = (grad * order for grad in grads)
+        sine_and_cosine = grad * (torch.arange(grad.shape[-1], dtype=h.dtype, device=h.device) / h.shape[-2])
         # Transposed, as the product is many times faster for a thin embedding than the one of the transposed factors.
         transposed = torch.zeros_like(h.flatten(-3, -2).mT, memory_format=torch.contiguous_format)
-        parts = _cut(directions.shape[-1], GRADIENT_SLICES) if kept and h.ndim == 3 else _chunks(h, directions)
-        for part in parts:
-            x = kept[0].view(*h.shape[:-3], -1, *h.shape[-3:-1])[..., part, :, :] if kept else None
-            x = _project(h, directions[..., part]) if x is None else x.reshape(-1, h.shape[-2])
-            coefficients = (values[..., part, :, :].reshape(len(x), -1) for values in (sine, cosine))
-            grad_x = kernel.polynomial(x, *coefficients)
-            transposed += directions[..., part] @ grad_x.view(*h.shape[:-3], -1, transposed.shape[-1])
+        for chunk in _chunks(h, directions):
+            x = kept[0] if kept else _project(h, directions[..., chunk])
+            sine, cosine = sine_and_cosine[..., chunk, :, :].reshape(2, len(x), -1)
+            grad_x = kernel.polynomial(x, sine, cosine)
+            transposed += directions[..., chunk] @ grad_x.view(*h.shape[:-3], -1, transposed.shape[-1])
         return transposed.mT.reshape(h.shape), None, None

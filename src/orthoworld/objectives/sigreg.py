@@ -49,7 +49,8 @@ def random_directions(
         normal = torch.randn(dim, slices, generator=generator, device=generator.device)
     else:
         normal = torch.stack([torch.randn(dim, slices, generator=g, device=g.device) for g in generator])
-    return nn.functional.normalize(of_first_process(normal.to(like)), dim=-2)
+    normal = of_first_process(normal.to(like))
+    return normal / normal.square().sum(dim=-2, keepdim=True).sqrt()
 
 
 def sigreg(
@@ -118,12 +119,12 @@ def sigreg(
         h = at_least_float32(h)
         directions = random_directions(h.shape[-1], slices, generator=generator, like=h)
         # In units of the knot spacing the knots are 0, 1, 2, ...
-        own = torch.stack(empirical_cf(h, directions * (t_max / (knots - 1)), knots))
-        (cos, sin), n = global_mean(own, h.shape[-2])
-        error = (cos - target.to(h)).square() + sin.square()
+        cf, n = global_mean(empirical_cf(h, directions * (t_max / (knots - 1)), knots), h.shape[-2])
+        gaussian = torch.stack([target, torch.zeros_like(target)]).to(h)  # its imaginary part is 0
+        error = (cf - gaussian.view(2, *[1] * (cf.ndim - 2), knots)).square()
         if debiased:
-            error = error - (1 - cos.square() - sin.square()) / (n - 1)
-        statistic = (error @ weights.to(h)).mean(dim=(-2, -1))
+            error = error - (0.5 - cf.square()) / (n - 1)
+        statistic = (error @ weights.to(h)).sum(dim=0).mean(dim=(-2, -1))
     return statistic * n if scaled else statistic
 
 

@@ -64,8 +64,10 @@ class _Autoregressive(Transition):
             raise ArgumentError(f"rho has {len(rho)} entries: expected one number, or one for each of {dim} latents")
         return rho.expand(dim).clone()
 
-    def _coefficients(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `rho` and the noise's standard deviation in the type and on the device of `z`."""
+    def _coefficients(self, z: Tensor) -> tuple[float | Tensor, float | Tensor]:
+        """Return `rho` and the noise's standard deviation, as numbers or in the type and on the device of `z`."""
+        if isinstance(self.rho, float):
+            return self.rho, math.sqrt(1 - self.rho**2)
         rho = self.correlation(z.shape[-1])
         return rho.to(z), (1 - rho**2).sqrt().to(z)
 

@@ -1,6 +1,5 @@
 """The kernel on a CPU: the compiled loops, with slices shared out among threads."""
 
-import threading
 from collections.abc import Callable
 
 import torch
@@ -8,9 +7,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from orthoworld.objectives.kernels import loops
+from orthoworld.objectives.kernels.pool import share
 
-ELEMENTS_PER_THREAD = 2**18
-"""Starting a thread takes as long as this many elements, about."""
+ELEMENTS_PER_THREAD = 2**15
+"""A hundred microseconds of work, about; less is not worth a second thread."""
 
 
 def means(x: Float[Tensor, "slices rows"], knots: int) -> Float[Tensor, "2 slices knots"]:
@@ -36,15 +36,8 @@ def polynomial(
 def _share(x: Tensor, work: Callable[[int, int], None]) -> None:
     """Call `work(start, stop)` for parts of the slices, in as many threads as torch uses, or fewer for little work.
 
-    Threads live as long as the call: none is left behind for a fork or an interpreter that ends. A slice is worked on
-    by one thread, so the number of threads does not change a bit of the result.
+    A slice is worked on by one thread, so the number of threads does not change a bit of the result.
     """
     slices = x.shape[0]
     parts = max(1, min(torch.get_num_threads(), slices, x.numel() // ELEMENTS_PER_THREAD))
-    edges = [part * slices // parts for part in range(parts + 1)]
-    threads = [threading.Thread(target=work, args=edges[part : part + 2]) for part in range(1, parts)]
-    for thread in threads:
-        thread.start()
-    work(edges[0], edges[1])
-    for thread in threads:
-        thread.join()
+    share(lambda part: work(part * slices // parts, (part + 1) * slices // parts), parts)

@@ -16,6 +16,7 @@ BLOCK = 256
 F = np.float32
 TWO_OVER_PI = 2 / np.pi
 HALF_PI = np.pi / 2
+QUARTER_PI = F(np.pi / 4)
 S3, S5, S7, S9 = F(-1 / 6), F(1 / 120), F(-1 / 5040), F(1 / 362880)
 C2, C4, C6, C8, C10 = F(-1 / 2), F(1 / 24), F(-1 / 720), F(1 / 40320), F(-1 / 3628800)
 """Taylor's coefficients; up to pi/4 the first term left out is below float32's rounding."""
@@ -33,16 +34,29 @@ def compiled(function):
 
 
 @numba.njit(inline="always", **OPTIONS)
+def _near_zero(r):
+    """Return cosine and sine of an angle in [-pi/4, pi/4], by Taylor's series."""
+    r2 = r * r
+    s = r + r * r2 * (S3 + r2 * (S5 + r2 * (S7 + r2 * S9)))
+    c = F(1) + r2 * (C2 + r2 * (C4 + r2 * (C6 + r2 * (C8 + r2 * C10))))
+    return c, s
+
+
+@numba.njit(inline="always", **OPTIONS)
 def _sine_and_cosine(x, cos, sin, size):
+    wide = 0
+    for i in range(size):
+        wide += abs(x[i]) > QUARTER_PI
+    if wide == 0:  # nearly every block of an embedding of unit scale
+        for i in range(size):
+            cos[i], sin[i] = _near_zero(x[i])
+        return
     for i in range(size):
         # In float64 the reduction to [-pi/4, pi/4] is exact enough for every angle a float32 can tell from others.
         angle = np.float64(x[i])
         turns = np.rint(angle * TWO_OVER_PI)
-        r = F(angle - turns * HALF_PI)
         quadrant = turns - 4.0 * np.floor(turns * 0.25)
-        r2 = r * r
-        s = r + r * r2 * (S3 + r2 * (S5 + r2 * (S7 + r2 * S9)))
-        c = F(1) + r2 * (C2 + r2 * (C4 + r2 * (C6 + r2 * (C8 + r2 * C10))))
+        c, s = _near_zero(F(angle - turns * HALF_PI))
         odd = quadrant == 1.0 or quadrant == 3.0
         sine = c if odd else s
         cosine = s if odd else c
