@@ -20,6 +20,8 @@ def short(monkeypatch):
     monkeypatch.setattr(bench, "SHAPES", ((64, 2, 8), (96, 3, 8)))
     monkeypatch.setattr(bench, "SECONDS", 0.01)
     monkeypatch.setattr(bench, "TURN_MS", 0.01)
+    monkeypatch.setattr(bench, "TRAINING_STEPS", 2)
+    monkeypatch.setattr(bench, "SWEEP_SEEDS", (0,))
 
 
 def test_textbook_form_is_the_same_loss():
@@ -68,12 +70,28 @@ def test_memory_is_that_beyond_the_input(short):
 
 
 def test_step_tells_what_the_regulariser_adds(short):
-    (row,) = bench.run(["step"])
-    assert "SIGReg adds" in row.note
+    assert ["SIGReg adds" in row.note for row in bench.run(["step"])] == [True, True]
+
+
+def test_a_sweep_is_timed_as_an_ensemble_and_one_by_one(short):
+    (row,) = bench.run(["ensemble"])
+    assert (row.case, row.against) == ("9 runs, 2 steps", "one by one")
+
+
+def test_the_published_run_is_timed_with_both_forms_and_learns_the_same(short, monkeypatch):
+    losses = []
+    train = bench.train
+    monkeypatch.setattr(bench, "train", lambda *args, **options: losses.append(train(*args, **options).held_out_loss))
+    (row,) = bench.run(["experiment"])
+    assert row.ratio == row.textbook_ms / row.ours_ms
+    assert losses == [pytest.approx(losses[0], rel=1e-4)] * len(losses)
+    assert len(losses) >= 6
 
 
 def test_unknown_section_is_refused_before_anything_is_timed():
-    with pytest.raises(ArgumentError, match="section 'kernels': expected some of kernel, memory, step"):
+    with pytest.raises(
+        ArgumentError, match="section 'kernels': expected some of kernel, memory, step, ensemble, experiment"
+    ):
         next(bench.run(["step", "kernels"]))
 
 
@@ -84,7 +102,7 @@ def test_command_prints_text_or_one_object_a_line(short, call):
     assert "ratio" in text
     code, output, errors = call("bench", "step", "memory", "--json")
     rows = [json.loads(line) for line in output.splitlines()]
-    assert [row["section"] for row in rows] == ["step", "memory"]
+    assert [row["section"] for row in rows] == ["step", "step", "memory"]
     assert {"section", "case", "ours_ms", "textbook_ms", "ratio", "peers", "peak_mb", "threads"} <= set(rows[0])
-    assert rows[1]["ours_ms"] is None
+    assert rows[2]["ours_ms"] is None
     assert call("bench", "kernels")[0] == 2

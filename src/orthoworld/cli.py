@@ -267,13 +267,14 @@ def doctor(as_json: JsonOption = False, debug: DebugOption = False) -> None:
 @app.command()
 def bench(
     sections: Annotated[
-        list[str] | None, typer.Argument(metavar="[SECTION]...", help="kernel, memory, step; all of them by default.")
+        list[str] | None,
+        typer.Argument(metavar="[SECTION]...", help="kernel, memory, step, ensemble, experiment; all by default."),
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch.")] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Time SIGReg against the textbook form and installed peers; every ratio is of medians taken in turn."""
+    """Time us against the textbook form and installed peers; every ratio is of medians taken in turn."""
     with one_line_errors(debug):
         import torch
 
@@ -287,10 +288,10 @@ def bench(
             if as_json:
                 print(json.dumps(_finite({**dataclasses.asdict(row), **bench.machine()}), allow_nan=False), flush=True)
                 continue
-            times = "" if row.peak_mb is not None else f"{row.ours_ms:.2f} ms, textbook {row.textbook_ms:.2f} ms, "
+            times = "" if row.peak_mb is not None else f"{row.ours_ms:.2f} ms, {row.against} {row.textbook_ms:.2f} ms, "
             peers = "".join(f", {name} {ratio:.1f}" for name, ratio in row.peers.items())
             note = f" ({row.note})" if row.note else ""
-            print(f"{row.section:<8}{row.case:<32}{times}ratio {row.ratio:.1f}{peers}{note}", flush=True)
+            print(f"{row.section:<12}{row.case:<36}{times}ratio {row.ratio:.1f}{peers}{note}", flush=True)
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:

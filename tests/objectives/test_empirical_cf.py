@@ -197,3 +197,39 @@ def test_without_numba_or_with_a_broken_one_sigreg_goes_on(tmp_path, state):
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     answer = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert (answer.returncode, answer.stdout.strip()) == (0, "0.402"), answer.stderr
+
+
+@given(
+    runs=st.integers(0, 3),
+    views=st.integers(1, 3),
+    rows=st.integers(1, 600),
+    dim=st.integers(1, 6),
+    slices=st.integers(1, 5),
+    knots=st.integers(1, 20),
+)
+def test_compiled_loops_agree_with_torch_operations_for_any_number_of_runs_views_and_dimensions(
+    runs, views, rows, dim, slices, knots
+):
+    several = [runs] if runs else []
+    h, directions = normal(*several, views, rows, dim).float(), normal(*several, dim, slices, seed=3).float()
+    weights = normal(2, *several, slices, views, knots, seed=2).float()
+    found = [
+        value_and_gradient(empirical_cf, h.to(dtype), directions.to(dtype), knots, weights.to(dtype))
+        for dtype in (torch.float32, torch.float64)
+    ]
+    for own, exact in zip(*found, strict=True):
+        torch.testing.assert_close(own.double(), exact, atol=1e-5 * knots, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dim", [2, 64])
+def test_number_of_threads_does_not_change_a_bit(dim):
+    h, directions = normal(2, 1000, dim).float(), normal(dim, 256, seed=3).float()
+    weights = normal(2, 256, 2, 17, seed=2).float()
+    results = []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        projections = directions / dim**0.5
+        results.append(value_and_gradient(empirical_cf, h, projections, 17, weights))
+    assert torch.equal(results[0][0], results[1][0])
+    if dim == 2:  # in more dimensions torch's matrix products may round otherwise
+        assert torch.equal(results[0][1], results[1][1])

@@ -47,6 +47,29 @@ class Kernel(Protocol):
         ...
 
 
+@runtime_checkable
+class ThinKernel(Kernel, Protocol):
+    """A kernel that makes the projections of embeddings of up to `THIN` dimensions by itself, and keeps none."""
+
+    THIN: int
+
+    def thin_means(
+        self, h: Float[Tensor, "runs views rows dim"], directions: Float[Tensor, "runs dim slices"], knots: int
+    ) -> Float[Tensor, "2 runs slices views knots"]:
+        """Return the means over rows of `cos k a.h` and of `sin k a.h` for each direction `a`."""
+        ...
+
+    def thin_gradient(
+        self,
+        h: Float[Tensor, "runs views rows dim"],
+        directions: Float[Tensor, "runs dim slices"],
+        sine: Float[Tensor, "runs slices views knots"],
+        cosine: Float[Tensor, "runs slices views knots"],
+    ) -> Float[Tensor, "runs views rows dim"]:
+        """Return `sum_a a sum_k (cosine_k cos k a.h - sine_k sin k a.h)`; the coefficients of `k = 0` are 0."""
+        ...
+
+
 def kernel_for(device: torch.device, dtype: torch.dtype) -> Kernel:
     """Return the fastest kernel there is for tensors of this kind."""
     if dtype == torch.float32 and device.type == "cpu":
@@ -91,7 +114,10 @@ def empirical_cf(
         >>> cos.flatten().tolist()
         [1.0, 0.0, 1.0]
     """
-    result: Tensor = _EmpiricalCF.apply(h, directions, knots)  # type: ignore[no-untyped-call]
+    kernel = kernel_for(h.device, h.dtype)
+    thin = isinstance(kernel, ThinKernel) and h.shape[-1] <= kernel.THIN
+    function = _ThinEmpiricalCF if thin else _EmpiricalCF
+    result: Tensor = function.apply(h, directions, knots, kernel)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -113,8 +139,8 @@ def _project(h: Tensor, directions: Tensor) -> Float[Tensor, "slices_views rows"
 
 class _EmpiricalCF(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, h: Tensor, directions: Tensor, knots: int) -> Tensor:
-        kernel = kernel_for(h.device, h.dtype)
+    def forward(ctx: Any, h: Tensor, directions: Tensor, knots: int, kernel: Kernel) -> Tensor:
+        ctx.kernel = kernel
         chunks = _chunks(h, directions)
         parts = []
         for chunk in chunks:
@@ -125,16 +151,42 @@ class _EmpiricalCF(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         h, directions, *kept = ctx.saved_tensors
-        kernel = kernel_for(h.device, h.dtype)
-        # d cos(kx) = -k sin(kx) dx and d sin(kx) = k cos(kx) dx, and each mean divides by the number of rows.
-        sine_and_cosine = grad * (torch.arange(grad.shape[-1], dtype=h.dtype, device=h.device) / h.shape[-2])
+        coefficients = _coefficients(grad, h.shape[-2])
         # Transposed, as the product is many times faster for a thin embedding than the one of the transposed factors.
         transposed = torch.zeros_like(h.flatten(-3, -2).mT, memory_format=torch.contiguous_format)
         for chunk in _chunks(h, directions):
             x = kept[0] if kept else _project(h, directions[..., chunk])
-            sine, cosine = sine_and_cosine[..., chunk, :, :].reshape(2, len(x), -1)
-            grad_x = kernel.polynomial(x, sine, cosine)
+            sine, cosine = coefficients[..., chunk, :, :].reshape(2, len(x), -1)
+            grad_x = ctx.kernel.polynomial(x, sine, cosine)
             transposed += directions[..., chunk] @ grad_x.view(*h.shape[:-3], -1, transposed.shape[-1])
-        return transposed.mT.reshape(h.shape), None, None
+        return transposed.mT.reshape(h.shape), None, None, None
+
+
+class _ThinEmpiricalCF(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, directions: Tensor, knots: int, kernel: ThinKernel) -> Tensor:
+        ctx.kernel = kernel
+        ctx.save_for_backward(h, directions)
+        means = kernel.thin_means(*_as_runs(h, directions), knots)
+        return means.view(2, *h.shape[:-3], *means.shape[2:])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        h, directions = _as_runs(*ctx.saved_tensors)
+        sine, cosine = _coefficients(grad, h.shape[-2]).view(2, len(h), *grad.shape[-3:])
+        gradient: Tensor = ctx.kernel.thin_gradient(h, directions, sine, cosine)
+        return gradient.view(ctx.saved_tensors[0].shape), None, None, None
+
+
+def _as_runs(h: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return embeddings and directions with a dimension of runs."""
+    return (h, directions) if h.ndim == 4 else (h.unsqueeze(0), directions.unsqueeze(0))
+
+
+def _coefficients(grad: Float[Tensor, "2 *runs slices views knots"], rows: int) -> Tensor:
+    """Return the coefficients of sine and cosine in the derivative by a projection."""
+    # d cos(kx) = -k sin(kx) dx and d sin(kx) = k cos(kx) dx, and each mean divides by the number of rows.
+    return grad * (torch.arange(grad.shape[-1], dtype=grad.dtype, device=grad.device) / rows)

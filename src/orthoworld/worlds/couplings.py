@@ -28,7 +28,7 @@ def couple(z: Tensor, weights: Weights) -> Tensor:
         fixed, moved = _split(z, layer)
         for matrix in scale:
             moved = moved * _stretch(fixed, matrix)
-        z = _join(fixed, moved + torch.tanh(fixed @ shift), layer)
+        z = _join(fixed, moved + torch.tanh(_product(fixed, shift)), layer)
     return z
 
 
@@ -36,7 +36,7 @@ def uncouple(x: Tensor, weights: Weights) -> Tensor:
     """Undo `couple`."""
     for layer, (shift, *scale) in reversed(list(enumerate(weights))):
         fixed, moved = _split(x, layer)
-        moved = moved - torch.tanh(fixed @ shift)
+        moved = moved - torch.tanh(_product(fixed, shift))
         for matrix in scale:
             moved = moved / _stretch(fixed, matrix)
         x = _join(fixed, moved, layer)
@@ -44,7 +44,12 @@ def uncouple(x: Tensor, weights: Weights) -> Tensor:
 
 
 def _stretch(fixed: Tensor, matrix: Tensor) -> Tensor:
-    return torch.exp(LOG_SCALE * torch.tanh(fixed @ matrix))
+    return torch.exp(LOG_SCALE * torch.tanh(_product(fixed, matrix)))
+
+
+def _product(fixed: Tensor, matrix: Tensor) -> Tensor:
+    """Return `fixed @ matrix`; from one coordinate it is a multiplication, many times faster for stacked runs."""
+    return fixed * matrix if matrix.shape[-2] == 1 else fixed @ matrix
 
 
 def _split(points: Tensor, layer: int) -> tuple[Tensor, Tensor]:
