@@ -2,7 +2,7 @@
 
 Usage: python benchmarks/gpu.py [--json]
 
-Needs a CUDA device; about two minutes on a large one. The share is the bandwidth at which the bytes move that must
+Needs a CUDA device; two or three minutes on a large one. The share is the bandwidth at which the bytes move that must
 (forward, each projection is read; backward, it is read and its gradient written), over that of a large copy.
 """
 
@@ -20,10 +20,19 @@ import torch
 from torch import Tensor
 
 from orthoworld import bench
+from orthoworld.encoders import MLP
 from orthoworld.functional import sigreg
 from orthoworld.objectives.empirical_cf import Kernel, kernel_for
 from orthoworld.objectives.kernels import eager
+from orthoworld.objectives.lejepa import LeJEPA
 from orthoworld.objectives.sigreg import knot_grid
+from orthoworld.streams import stream
+from orthoworld.training.ensemble import Member, train_ensemble
+from orthoworld.training.schedule import AdamW, HalfCosine
+from orthoworld.worlds.latents import Gaussian
+from orthoworld.worlds.mixings import Spiral
+from orthoworld.worlds.transitions import OU, SharedParent
+from orthoworld.worlds.world import World
 
 CHECKS = (
     (37, 5, 100, 1.0),
@@ -42,6 +51,9 @@ STATISTIC = (16384, 1024)
 
 COPIED = 2**28
 """Numbers in the copy whose bandwidth is the measure: 1 GiB, far more than a cache."""
+
+ENSEMBLE = (100, 300)
+"""Runs and steps of an ensemble."""
 
 SECONDS = 4.0
 """Time spent on one case, about, and never fewer than three turns."""
@@ -175,6 +187,29 @@ def copy_bandwidth(device: torch.device, numbers: int, clock: Clock, seconds: fl
     return 8e3 * numbers / ms
 
 
+def ensemble(device: torch.device, runs: int, steps: int) -> Line:
+    """Time an ensemble of published spiral runs, and a single one of them, after a few steps that compile."""
+    world = World(Gaussian(2), SharedParent(OU(0.95)), Spiral())
+    encoders = [MLP(2, 2, generator=stream(seed, "encoder")).to(device) for seed in range(runs)]
+    members = [Member(world, encoder, LeJEPA(1e-3, pooled=True), seed) for seed, encoder in enumerate(encoders)]
+
+    def seconds(several: Sequence[Member], steps: int) -> float:
+        start = time.perf_counter()
+        train_ensemble(
+            several, steps=steps, batch=256, optimizer=AdamW(), schedule=HalfCosine(), evaluation_samples=1000
+        )
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - start
+
+    both = (members, members[:1])
+    for several in both:
+        seconds(several, 5)
+    together, single = (seconds(several, steps) for several in both)
+    line: Line = {"section": "ensemble", "case": f"{runs} spiral runs, {steps} steps", "ensemble s": together}
+    return line | {"single s": single, "ensemble / single": together / single}
+
+
 def measure(device: torch.device) -> Iterator[Line]:
     """Check, then time everything."""
     kernel = kernel_for(device, torch.float32)
@@ -191,6 +226,7 @@ def measure(device: torch.device) -> Iterator[Line]:
     for shape in bench.SHAPES:
         yield losses(device, *shape, event_ms, SECONDS)
     yield from passes(device, *STATISTIC, bandwidth, event_ms, SECONDS)
+    yield ensemble(device, *ENSEMBLE)
 
 
 def print_table(lines: Iterator[Line]) -> None:
