@@ -46,7 +46,7 @@ WHY = """## Why it is so
   and gradient with float64 at a hundred thousand random shapes and scales.
 - numba compiles the loops (extra `fast`): a block of rows stays in the first-level cache, and sums over blocks are
   float64. Every other device and type has torch's operations; inductor would need a compiler at run time. On a GPU
-  Triton's programs do the same in one pass over the projections; `python benchmarks/gpu.py` checks and times them there.
+  Triton's programs do the same in one pass over the projections; `python benchmarks/gpu.py` checks and times them.
 - Two threads are those of torch's own pool. Threads of our own would share the processors with it: its threads wait
   busily after each operation.
 - Projections are made for as many slices as a cache holds, and again for the gradient, which costs less than keeping

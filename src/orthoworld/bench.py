@@ -232,7 +232,8 @@ import torch
 from orthoworld import bench
 
 function = bench.sigreg if sys.argv[1] == "ours" else bench.textbook
-rows, dim, slices = map(int, sys.argv[2:])
+rows, dim, slices, threads = map(int, sys.argv[2:])
+torch.set_num_threads(threads)
 h = torch.randn(rows, dim, generator=torch.Generator().manual_seed(1)).requires_grad_()
 function(h, generator=torch.Generator().manual_seed(0), slices=slices).backward()
 print(next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("VmHWM")))
@@ -253,7 +254,7 @@ def memory() -> Iterator[Row]:
 
 def _peak_mb(function: str, rows: int, dim: int, slices: int) -> float:
     """Return the growth of the largest resident memory, in MiB, between a small call and a large one."""
-    sizes = [str(size) for size in (rows, dim, slices)]
+    sizes = [str(size) for size in (rows, dim, slices, torch.get_num_threads())]
     peaks = []
     for arguments in ([function, "64", *sizes[1:]], [function, *sizes]):
         command = [sys.executable, "-c", PEAK, *arguments]

@@ -160,7 +160,8 @@ class _EmpiricalCF(torch.autograd.Function):
             x = kept[0] if kept else _project(h, directions[..., chunk])
             sine, cosine = coefficients[..., chunk, :, :].reshape(2, len(x), -1)
             grad_x = ctx.kernel.polynomial(x, sine, cosine)
-            transposed += directions[..., chunk] @ grad_x.view(*h.shape[:-3], -1, transposed.shape[-1])
+            factors = directions[..., chunk], grad_x.view(*h.shape[:-3], -1, transposed.shape[-1])
+            transposed.addmm_(*factors) if h.ndim == 3 else transposed.baddbmm_(*factors)
         return transposed.mT.reshape(h.shape), None, None, None
 
 
