@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from orthoworld import cli
+from orthoworld import bench, cli
 from orthoworld.experiments.config import load_experiment
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+SMALL_BENCH = {"SHAPES": ((64, 2, 8),) * 2, "SECONDS": 0.0, "TURN_MS": 0.1, "TRAINING_STEPS": 1, "SWEEP_SEEDS": (0,)}
+"""What `orthoworld bench` is cut down to."""
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
@@ -51,6 +55,8 @@ def test_q1_shell_lines_name_commands_that_exist(line, monkeypatch, capsys):
     elif arguments[0] == "report":
         assert len(arguments) == 2
     else:
+        for name, small in SMALL_BENCH.items():
+            monkeypatch.setattr(bench, name, small)
         monkeypatch.setattr("sys.argv", ["orthoworld", *arguments])
         with pytest.raises(SystemExit) as stopped:
             cli.main()
