@@ -9,7 +9,7 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable
-from pathlib import Path
+from importlib import resources
 
 import torch
 
@@ -50,7 +50,9 @@ def _in_own_threads(body: Callable[[], None], parts: int) -> None:
 @functools.cache
 def _pool() -> Callable[..., None] | None:
     """Return the entry of GNU OpenMP that runs a function in every thread of a team, of the library torch brought."""
-    for library in (Path(torch.__file__).parent / "lib").glob("libgomp*.so*"):
+    for library in resources.files(torch).joinpath("lib").iterdir():
+        if not library.name.startswith("libgomp"):
+            continue
         entry: Callable[..., None] = ctypes.CDLL(str(library)).GOMP_parallel
         entry.argtypes = [_Body, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]  # type: ignore[attr-defined]
         entry.restype = None  # type: ignore[attr-defined]
