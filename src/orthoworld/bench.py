@@ -247,9 +247,10 @@ def memory() -> Iterator[Row]:
         return
     rows, dim, slices = SHAPES[1]
     ours, theirs = (_peak_mb(name, rows, dim, slices) for name in ("ours", "textbook"))
+    ratio = theirs / ours if ours > 0 else float("nan")  # a small call may fit into what is there already
     share = ours / (rows * slices * 4 / 2**20)
     note = f"{share:.2f} times rows x slices x 4 bytes, textbook {theirs:.0f} MiB"
-    yield Row("memory", f"{rows} x {dim}, {slices} slices", float("nan"), float("nan"), theirs / ours, {}, ours, note)
+    yield Row("memory", f"{rows} x {dim}, {slices} slices", float("nan"), float("nan"), ratio, {}, ours, note)
 
 
 def _peak_mb(function: str, rows: int, dim: int, slices: int) -> float:
