@@ -1,9 +1,12 @@
 """Runs of a fraction of a second, and what tests of processes share."""
 
+import io
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import torch
 
 from orthoworld.experiments.config import load_experiment
 
@@ -51,3 +54,20 @@ def wait_until(condition, seconds=60.0):
     while not condition():
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.02)
+
+
+class MemoryCheckpoint:
+    """Keeps the state as the bytes a file would hold."""
+
+    def __init__(self):
+        self.content = None
+        self.saves = 0
+
+    def load(self):
+        return None if self.content is None else torch.load(io.BytesIO(self.content), weights_only=True)
+
+    def save(self, state):
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        self.content = buffer.getvalue()
+        self.saves += 1

@@ -18,13 +18,12 @@ from torch import Tensor, nn
 
 from orthoworld.encoders import MLP, InverseCoupling
 from orthoworld.errors import ArgumentError
-from orthoworld.experiments.build import build_encoder, build_objective, build_recipes, build_world
-from orthoworld.experiments.carry_out import curve_metrics
+from orthoworld.experiments.build import build_objective, build_world
+from orthoworld.experiments.carry_out import train_restart
 from orthoworld.experiments.config import load_experiment
 from orthoworld.functional import alignment, sigreg
 from orthoworld.objectives.empirical_cf import kernel_for
 from orthoworld.objectives.lejepa import LeJEPA
-from orthoworld.objectives.objective import Objective
 from orthoworld.objectives.sigreg import knot_grid, random_directions
 from orthoworld.streams import stream
 from orthoworld.training.ensemble import Member, train_ensemble
@@ -337,24 +336,9 @@ def experiment() -> Iterator[Row]:
     theirs = copy.deepcopy(ours)
     theirs.sigreg = _TextbookSIGReg(**spec.objective.options())
 
-    def carry_through(objective: Objective) -> None:
-        world = build_world(spec.world, spec.seed)
-        optimizer, schedule = build_recipes(spec)
-        train(
-            world,
-            build_encoder(spec, world),
-            objective,
-            steps=spec.train.steps,
-            batch=spec.train.batch,
-            seed=spec.seed,
-            optimizer=optimizer,
-            schedule=schedule,
-            evaluate_every=spec.train.evaluate_every,
-            evaluation_samples=spec.train.evaluation_samples,
-            metrics=curve_metrics,
-        )
-
-    own_ms, their_ms = medians([functools.partial(carry_through, objective) for objective in (ours, theirs)], seconds=0)
+    world = build_world(spec.world, spec.seed)
+    calls = [functools.partial(train_restart, spec, world, objective) for objective in (ours, theirs)]
+    own_ms, their_ms = medians(calls, seconds=0)
     case = f"two-d paper, spiral, {TRAINING_STEPS} steps"
     yield Row("experiment", case, own_ms, their_ms, their_ms / own_ms)
 

@@ -1,6 +1,5 @@
 """An ensemble trains each run as it would be trained alone, whatever the others do."""
 
-import io
 import math
 
 import pytest
@@ -27,23 +26,11 @@ from orthoworld.worlds.latents import Gaussian, GeneralizedNormal
 from orthoworld.worlds.mixings import Banana, Coupling, Linear, Spiral
 from orthoworld.worlds.transitions import OU, SharedParent
 from orthoworld.worlds.world import World
+from small_runs import MemoryCheckpoint
 
 
 def gen(seed=0):
     return torch.Generator().manual_seed(seed)
-
-
-class MemoryCheckpoint:
-    def __init__(self):
-        self.content = None
-
-    def load(self):
-        return None if self.content is None else torch.load(io.BytesIO(self.content), weights_only=True)
-
-    def save(self, state):
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        self.content = buffer.getvalue()
 
 
 class Plain(Objective):

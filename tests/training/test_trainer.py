@@ -1,5 +1,4 @@
 import copy
-import io
 import math
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from orthoworld.worlds.latents import Gaussian
 from orthoworld.worlds.mixings import Banana, Coupling, Identity, Sinusoid, Spiral
 from orthoworld.worlds.transitions import OU
 from orthoworld.worlds.world import World
+from small_runs import MemoryCheckpoint
 
 WORLD = World(Gaussian(2), OU(0.9), Banana())
 
@@ -50,23 +50,6 @@ def weights(run):
 def numbers(curve):
     """The curve as text, in which NaN equals NaN."""
     return [repr(dict(row)) for row in curve]
-
-
-class MemoryCheckpoint:
-    """Keeps the state as the bytes a file would hold."""
-
-    def __init__(self):
-        self.content = None
-        self.saves = 0
-
-    def load(self):
-        return None if self.content is None else torch.load(io.BytesIO(self.content), weights_only=True)
-
-    def save(self, state):
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        self.content = buffer.getvalue()
-        self.saves += 1
 
 
 class StopAfter:

@@ -58,7 +58,7 @@ def carry_out(
     objective = build_objective(spec)
     runs: list[Run] = []
     for restart in range(spec.train.restarts):
-        run = _train(spec, world, objective, restart, checkpoints, stop, on_step)
+        run = train_restart(spec, world, objective, restart, checkpoints, stop, on_step)
         runs.append(run)
         if run.status == "interrupted":
             return Outcome(run, {})
@@ -74,15 +74,16 @@ def _rank(run: Run) -> tuple[bool, float]:
     return run.status != "finished", math.inf if math.isnan(run.held_out_loss) else run.held_out_loss
 
 
-def _train(
+def train_restart(
     spec: RunSpec,
     world: World,
     objective: Objective,
-    restart: int,
-    checkpoints: Checkpoints | None,
-    stop: Callable[[], bool] | None,
-    on_step: OnStep | None,
+    restart: int = 0,
+    checkpoints: Checkpoints | None = None,
+    stop: Callable[[], bool] | None = None,
+    on_step: OnStep | None = None,
 ) -> Run:
+    """Train one restart of a run in its world; the other arguments are those of `carry_out`."""
     optimizer, schedule = build_recipes(spec)
     done = restart * spec.train.steps
     return train(

@@ -31,6 +31,7 @@ def infonce(h: Tensor, *, sigma: float | Float[Tensor, " runs"] = 1.0) -> Float[
         ArgumentError: `sigma` is not a finite number > 0.
 
     Example:
+        >>> import torch
         >>> round(infonce(torch.zeros(2, 8, 3)).item(), 4)  # log 8
         2.0794
     """

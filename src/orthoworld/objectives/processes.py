@@ -26,8 +26,8 @@ def this_process_only() -> Iterator[None]:
     Example:
         >>> from orthoworld.functional import whitening
         >>> with this_process_only():
-        ...     whitening(torch.eye(2), form="frobenius").item()
-        2.0
+        ...     whitening(torch.eye(2), form="frobenius").item()  # Cov - I has four entries of -1/2
+        1.0
     """
     token = _alone.set(True)
     try:

@@ -99,9 +99,8 @@ def sigreg(
         >>> round(sigreg(torch.tensor([[1.0], [-1.0]]), generator=g, scaled=True).item(), 6)
         0.205659
     """
-    runs = isinstance(generator, Sequence)
-    h = views(h, runs=runs)
-    t, target, weights = knot_grid(knots, t_max)
+    h = views(h, runs=isinstance(generator, Sequence))
+    grid = knot_grid(knots, t_max)
     if pooled:
         h = h.flatten(-3, -2).unsqueeze(-3)
     if debiased:
@@ -109,23 +108,40 @@ def sigreg(
         if h.shape[-2] * processes() < 2:
             raise ArgumentError(f"debiased=True with {h.shape[-2]} sample: expected two or more")
     if slices is None:
-        every, _ = gathered_rows(h)
-        means = [slice_free(own, t, target, weights, debiased=debiased) for own in (every if runs else [every])]
-        statistic = torch.stack(means) if runs else means[0]
-        return statistic * every.shape[-2] if scaled else statistic
-    if generator is None:
+        statistic, n = _over_all_directions(h, grid, debiased)
+    elif generator is None:
         raise ArgumentError("generator=None: expected a torch.Generator, from which to draw directions")
+    else:
+        statistic, n = _over_slices(h, grid, generator, slices, debiased)
+    return statistic * n if scaled else statistic
+
+
+Grid = tuple[Tensor, Tensor, Tensor]
+Statistic = tuple[Float[Tensor, "*runs"], int | Tensor]
+"""SIGReg per sample, and the samples of all processes."""
+
+
+def _over_all_directions(h: Float[Tensor, "*runs views batch dim"], grid: Grid, debiased: bool) -> Statistic:
+    every, _ = gathered_rows(h)
+    if every.ndim == 3:
+        return slice_free(every, *grid, debiased=debiased), every.shape[-2]
+    return torch.stack([slice_free(own, *grid, debiased=debiased) for own in every]), every.shape[-2]
+
+
+def _over_slices(
+    h: Float[Tensor, "*runs views batch dim"], grid: Grid, generator: Generators, slices: int, debiased: bool
+) -> Statistic:
+    t, target, weights = grid
     with without_autocast(h.device):
         h = at_least_float32(h)
         directions = random_directions(h.shape[-1], slices, generator=generator, like=h)
         # In units of the knot spacing the knots are 0, 1, 2, ...
-        cf, n = global_mean(empirical_cf(h, directions * (t_max / (knots - 1)), knots), h.shape[-2])
+        cf, n = global_mean(empirical_cf(h, directions * float(t[1]), len(t)), h.shape[-2])
         gaussian = torch.stack([target, torch.zeros_like(target)]).to(h)  # its imaginary part is 0
-        error = (cf - gaussian.view(2, *[1] * (cf.ndim - 2), knots)).square()
+        error = (cf - gaussian.view(2, *[1] * (cf.ndim - 2), len(t))).square()
         if debiased:
             error = error - (0.5 - cf.square()) / (n - 1)
-        statistic = (error @ weights.to(h)).sum(dim=0).mean(dim=(-2, -1))
-    return statistic * n if scaled else statistic
+        return (error @ weights.to(h)).sum(dim=0).mean(dim=(-2, -1)), n
 
 
 def sigreg_null_level(

@@ -22,7 +22,7 @@ from orthoworld.objectives.objective import Losses, Objective, options, stack
 from orthoworld.objectives.processes import this_process_only
 from orthoworld.training.health import not_finite
 from orthoworld.training.run import CurveRow, Run
-from orthoworld.training.schedule import Muon, OptimizerRecipe, Schedule, WarmupCosine
+from orthoworld.training.schedule import OptimizerRecipe, Schedule
 from orthoworld.training.session import Checkpoint, Metrics, Plan, Session, Timer, check_kinds, set_rates
 from orthoworld.worlds.mixings import Mixing
 from orthoworld.worlds.world import World
@@ -93,12 +93,11 @@ def train_ensemble(
         >>> [run.status for run in train_ensemble(members, steps=5, batch=64)]
         ['finished', 'finished', 'finished', 'finished']
     """
-    check_kinds(optimizer=optimizer, schedule=schedule)
-    plan = Plan(
+    plan = Plan.of(
+        optimizer,
+        schedule,
         steps=steps,
         batch=batch,
-        optimizer=Muon() if optimizer is None else optimizer,
-        schedule=WarmupCosine() if schedule is None else schedule,
         evaluate_every=evaluate_every,
         evaluation_samples=evaluation_samples,
         whitener_samples=whitener_samples,

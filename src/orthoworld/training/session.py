@@ -20,7 +20,7 @@ from orthoworld.objectives.whitening import Whitener, covariance
 from orthoworld.streams import stream
 from orthoworld.training.health import collapse, not_finite, peak_rss_mb
 from orthoworld.training.run import ENCODE_BATCH, CurveRow, Representation, Run, Status, encode
-from orthoworld.training.schedule import OptimizerRecipe, Schedule
+from orthoworld.training.schedule import Muon, OptimizerRecipe, Schedule, WarmupCosine
 from orthoworld.worlds.world import Pairs, World
 
 CHECKPOINT_SECONDS = 10.0
@@ -81,6 +81,21 @@ class Plan:
     evaluate_every: int
     evaluation_samples: int
     whitener_samples: int
+
+    @classmethod
+    def of(cls, optimizer: OptimizerRecipe | None, schedule: Schedule | None, **numbers: int) -> "Plan":
+        """Return a plan whose optimiser and schedule are the default ones where none is given.
+
+        Raises:
+            TypeError: the optimiser or the schedule is something else.
+            ArgumentError: a number lies outside its range.
+        """
+        check_kinds(optimizer=optimizer, schedule=schedule)
+        return cls(
+            optimizer=Muon() if optimizer is None else optimizer,
+            schedule=WarmupCosine() if schedule is None else schedule,
+            **numbers,
+        )
 
     def __post_init__(self) -> None:
         whole("steps", self.steps)

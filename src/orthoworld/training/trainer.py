@@ -7,7 +7,7 @@ from torch import nn
 from orthoworld.checks import whole
 from orthoworld.objectives.objective import Objective
 from orthoworld.training.run import Run
-from orthoworld.training.schedule import Muon, OptimizerRecipe, Schedule, WarmupCosine
+from orthoworld.training.schedule import OptimizerRecipe, Schedule
 from orthoworld.training.session import Checkpoint, Metrics, Plan, Progress, Session, check_kinds
 from orthoworld.worlds.world import World
 
@@ -65,12 +65,12 @@ def train(
         ('finished', 5)
     """
     whole("seed", seed, least=0), whole("restart", restart, least=0)
-    check_kinds(world=world, encoder=encoder, objective=objective, optimizer=optimizer, schedule=schedule)
-    plan = Plan(
+    check_kinds(world=world, encoder=encoder, objective=objective)
+    plan = Plan.of(
+        optimizer,
+        schedule,
         steps=steps,
         batch=batch,
-        optimizer=Muon() if optimizer is None else optimizer,
-        schedule=WarmupCosine() if schedule is None else schedule,
         evaluate_every=evaluate_every,
         evaluation_samples=evaluation_samples,
         whitener_samples=whitener_samples,

@@ -49,7 +49,7 @@ def _stretch(fixed: Tensor, matrix: Tensor) -> Tensor:
 
 def _product(fixed: Tensor, matrix: Tensor) -> Tensor:
     """Return `fixed @ matrix`; from one coordinate it is a multiplication, many times faster for stacked runs."""
-    return fixed * matrix if matrix.shape[-2] == 1 else fixed @ matrix
+    return fixed * matrix.squeeze(-2) if matrix.shape[-2] == 1 else fixed @ matrix
 
 
 def _split(points: Tensor, layer: int) -> tuple[Tensor, Tensor]:
