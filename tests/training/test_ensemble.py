@@ -221,6 +221,17 @@ def test_runs_at_different_steps_go_on_together(monkeypatch):
         assert_same_run(own, alone(member, steps=20), tolerance=1e-4)
 
 
+def test_stop_holds_for_those_that_are_ahead_too():
+    runs = [Member(m.world, m.encoder, m.objective, seed=m.seed, checkpoint=MemoryCheckpoint()) for m in members()]
+    for member, steps in zip(runs, (0, 9, 20), strict=True):
+        asked = iter(range(1, 100))
+        if steps:
+            alone(member, steps=20, stop=lambda asked=asked, steps=steps: next(asked) == steps)
+    asked = iter(range(1, 100))
+    found = together(runs, steps=20, stop=lambda: next(asked) == 4)
+    assert [(run.status, run.steps) for run in found] == [("interrupted", 4), ("interrupted", 9), ("finished", 20)]
+
+
 def test_progress_and_curves_are_those_of_each_run():
     seen = []
     found = together(members(), steps=6, evaluate_every=3, progress=lambda *event: seen.append(event))

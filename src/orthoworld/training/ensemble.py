@@ -124,6 +124,9 @@ def train_ensemble(
         # Those behind catch up with the next ones first.
         positions = sorted({session.step for session in running})
         behind = [session for session in running if session.step == positions[0]]
+        if positions[0] < plan.steps and any(run.status == "interrupted" for run in runs.values()):
+            runs |= {session: session.interrupted() for session in behind}  # those before them were told to stop
+            continue
         runs |= _advance(behind, [*positions, plan.steps][1], stop if stop is not None else lambda: False)
     return [runs[session] for session in sessions]
 
