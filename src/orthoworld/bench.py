@@ -1,6 +1,5 @@
 """How fast we are beside the textbook form and installed peers: ratios of medians, taken in turn in one process."""
 
-import copy
 import functools
 import importlib.util
 import os
@@ -20,10 +19,11 @@ from orthoworld.encoders import MLP, InverseCoupling
 from orthoworld.errors import ArgumentError
 from orthoworld.experiments.build import build_objective, build_world
 from orthoworld.experiments.carry_out import train_restart
-from orthoworld.experiments.config import load_experiment
+from orthoworld.experiments.config import RunSpec, load_experiment
 from orthoworld.functional import alignment, sigreg
 from orthoworld.objectives.empirical_cf import kernel_for
 from orthoworld.objectives.lejepa import LeJEPA
+from orthoworld.objectives.objective import Objective
 from orthoworld.objectives.sigreg import knot_grid, random_directions
 from orthoworld.streams import stream
 from orthoworld.training.ensemble import Member, train_ensemble
@@ -332,15 +332,19 @@ def experiment() -> Iterator[Row]:
     """Time the first steps of the published spiral run with its evaluation, and the same with the textbook's SIGReg."""
     chosen = ["mixings=spiral", "objectives=lejepa", "seeds=1337", f"train.steps={TRAINING_STEPS}"]
     (spec,) = load_experiment("two-d", "paper").overridden(chosen).runs()
-    ours = build_objective(spec)
-    theirs = copy.deepcopy(ours)
-    theirs.sigreg = _TextbookSIGReg(**spec.objective.options())
-
     world = build_world(spec.world, spec.seed)
-    calls = [functools.partial(train_restart, spec, world, objective) for objective in (ours, theirs)]
+    objectives = (build_objective(spec), with_textbook_sigreg(spec))
+    calls = [functools.partial(train_restart, spec, world, objective) for objective in objectives]
     own_ms, their_ms = medians(calls, seconds=0)
     case = f"two-d paper, spiral, {TRAINING_STEPS} steps"
     yield Row("experiment", case, own_ms, their_ms, their_ms / own_ms)
+
+
+def with_textbook_sigreg(spec: RunSpec) -> Objective:
+    """Return a run's objective with the textbook's SIGReg in the place of the kernels."""
+    objective = build_objective(spec)
+    objective.sigreg = _TextbookSIGReg(**spec.objective.options())
+    return objective
 
 
 class _TextbookSIGReg(nn.Module):
