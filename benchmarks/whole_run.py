@@ -2,8 +2,8 @@
 
 Usage: python benchmarks/whole_run.py
 
-Half an hour, one thread; leave the machine alone meanwhile. Both runs have the world, encoder, optimiser, evaluation and
-random streams of `orthoworld run two-d --preset paper mixings=spiral objectives=lejepa seeds=1337`.
+Half an hour, one thread; leave the machine alone meanwhile. Both runs have the world, encoder, optimiser and random
+streams of `orthoworld run two-d --preset paper mixings=spiral objectives=lejepa seeds=1337`, and its evaluation.
 """
 
 import time
