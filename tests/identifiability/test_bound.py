@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orthoworld.errors import ArgumentError, ShapeError
-from orthoworld.identifiability.bound import bound
+from orthoworld.identifiability.bound import bound, bound_of_batches
 from orthoworld.identifiability.recovery import recovery
 
 SEEDS = st.integers(0, 2**31)
@@ -78,6 +78,7 @@ def test_every_term_is_its_formula(seed, n, dim, rho):
     delta = ((b - a) ** 2).sum() / n - 2 * (1 - rho) * np.trace(cov)
     energy = max(delta, 0) / (2 * rho * (1 - rho))
     epsilon = np.linalg.norm(cov - np.eye(dim))
+    gram = found.epsilon_debiased + energy
     expected = {
         "alignment": ((b - a) ** 2).sum() / n,
         "trace_cov": np.trace(cov),
@@ -89,6 +90,7 @@ def test_every_term_is_its_formula(seed, n, dim, rho):
         "nonlinear_energy": energy,
         "bound": energy + (epsilon + energy) ** 2,
         "bound_debiased": energy + (found.epsilon_debiased + energy) ** 2,
+        "bound_sharp": energy + (gram / (1 + math.sqrt(max(0, 1 - gram)))) ** 2,
     }
     assert {name: getattr(found, name) for name in expected} == pytest.approx(expected, rel=1e-9, abs=1e-9)
     assert (found.n, found.dropped, found.rho) == (n, 0, rho)
@@ -210,7 +212,7 @@ def test_rotations_and_shifts_of_the_embedding_change_nothing(seed, dim, rho):
 def test_the_bound_is_undefined_outside_the_theorem_and_the_error_is_not(rho):
     z = normal(0, 500, 2)
     found = bound(z, z, rho=rho, z=z)
-    for name in ("nonlinear_energy", "bound", "bound_debiased"):
+    for name in ("nonlinear_energy", "bound", "bound_debiased", "bound_sharp"):
         assert math.isnan(getattr(found, name))
         assert found.reasons[name] == f"rho = {rho:g}: the theorem needs 0 < rho < 1"
         assert name not in found.ci
@@ -234,7 +236,8 @@ def test_the_theorem_needs_as_many_dimensions_as_latents():
 
 def test_what_needs_latents_says_so_without_them():
     found = bound(normal(0, 50, 2), normal(1, 50, 2), rho=0.5)
-    for name in ("true_error", "linear_error", "nonlinear_energy_true"):
+    assert all(math.isnan(side) for step in ("gram", "polar") for side in found.proof_steps()[step])
+    for name in ("true_error", "linear_error", "nonlinear_energy_true", "gram_error", "procrustes"):
         assert math.isnan(getattr(found, name))
         assert found.reasons[name] == "no latents were given"
     assert math.isnan(found.bound_controlled)
@@ -309,3 +312,55 @@ def test_the_printed_result_shows_what_there_is():
     assert text.startswith("bound from 300 pairs at rho = 0.9\n")
     assert "true_error" in text
     assert "(rho = 0: the theorem needs 0 < rho < 1)" in str(bound(z, z_next, rho=0.0))
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize("rho", [0.3, 0.9])
+def test_every_inequality_of_the_proof_holds_by_itself(encoder, rho):
+    z, z_next = gaussian_pairs(3, 200_000, 2, rho)
+    h, h_next = ENCODERS[encoder](z), ENCODERS[encoder](z_next)
+    found = bound(h, h_next, rho=rho, z=z, z_next=z_next, resamples=0)
+    noise = 5 * standard_error_of_energy(h, h_next, rho) + 0.03  # of D, and of the other moments
+    for name, (left, right) in found.proof_steps().items():
+        if name == "pythagoras":
+            assert left == pytest.approx(right, abs=0.03), name
+        else:
+            assert left <= right + noise, name
+    assert found.true_error <= found.bound_sharp + noise
+    assert found.bound_sharp <= found.bound_debiased + 1e-12
+
+
+def test_the_gram_step_is_an_equality_for_a_linear_encoder():
+    z, z_next = (exactly_white(part) for part in gaussian_pairs(0, 1000, 2, 0.9))
+    h = z * torch.tensor([0.5, 1.6])
+    steps = bound(h, h, rho=0.9, z=z, z_next=z_next, resamples=0).proof_steps()
+    assert steps["gram"][0] == pytest.approx(math.hypot(0.75, 1.56))
+    assert steps["polar"] == pytest.approx((math.hypot(0.5, 0.6), math.hypot(0.75, 1.56) / 1.5))
+    assert steps["pythagoras"] == pytest.approx((0.61, 0.61))
+
+
+@given(seed=SEEDS, sizes=st.lists(st.integers(2, 60), min_size=1, max_size=25), dim=st.integers(1, 4), rho=RHOS)
+def test_batches_give_what_the_whole_gives(seed, sizes, dim, rho):
+    z, z_next = gaussian_pairs(seed, sum(sizes), dim, rho)
+    rows = (bent(z) + 5, bent(z_next) + 5, z, z_next)
+    together = bound(*rows[:2], rho=rho, z=z, z_next=z_next, resamples=0)
+    found = bound_of_batches(zip(*(row.split(sizes) for row in rows), strict=True), rho=rho, resamples=0)
+    for name, value in vars(together).items():
+        if isinstance(value, (int, float)):
+            assert getattr(found, name) == pytest.approx(value, rel=1e-7, abs=1e-7, nan_ok=True), name
+    assert found.reasons == together.reasons
+
+
+def test_batches_give_intervals_of_the_same_width():
+    z, z_next = gaussian_pairs(0, 5120, 2, 0.9)
+    together = bound(z, z_next, rho=0.9)
+    found = bound_of_batches(zip(z.split(20), z_next.split(20), strict=True), rho=0.9)
+    for name, (low, high) in together.ci.items():
+        assert found.ci[name] == pytest.approx((low, high), rel=1e-6, abs=1e-9), name
+
+
+def test_no_batch_is_refused():
+    with pytest.raises(ArgumentError, match="expected one batch or more"):
+        bound_of_batches([], rho=0.9)
+    with pytest.raises(ArgumentError, match="h has 1 non-finite rows of 2"):
+        bound_of_batches([(torch.tensor([[math.nan], [0.0]]), torch.zeros(2, 1))], rho=0.9)

@@ -5,7 +5,7 @@ on one half and a score on the other, and a bootstrap, without looking at the da
 """
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,6 +108,11 @@ def group_starts(n: int, groups: int) -> list[int]:
     return fit + [fit_rows + index * (n - fit_rows) // score_groups for index in range(score_groups)]
 
 
+def group_count(n: int, columns: int) -> int:
+    """Return how many groups `n` rows are kept in, when their arrays have so many columns together."""
+    return min(GROUPS, max(FEWEST_GROUPS, GROUP_MEMORY // columns**2), n)
+
+
 class GroupedMoments:
     """Sums over groups of consecutive rows of several arrays of equal length.
 
@@ -116,19 +121,33 @@ class GroupedMoments:
     """
 
     def __init__(self, *arrays: Float[Tensor, "n _"]) -> None:
-        self.n = len(arrays[0])
+        starts = group_starts(len(arrays[0]), group_count(len(arrays[0]), sum(array.shape[1] for array in arrays)))
+        shift = torch.cat([array.mean(dim=0) for array in arrays])  # sums about the mean keep their digits
+        self._add_up(zip(*(array.tensor_split(starts[1:]) for array in arrays), strict=True), shift)
+
+    @classmethod
+    def of_parts(cls, parts: Iterable[Sequence[Float[Tensor, "rows _"]]]) -> "GroupedMoments":
+        """Return the sums over data that come in parts, each a group of its own; one part is held at a time."""
+        grouped = cls.__new__(cls)
+        grouped._add_up(parts, None)
+        return grouped
+
+    def _add_up(
+        self, parts: Iterable[Sequence[Float[Tensor, "rows _"]]], shift: Float[Tensor, " total"] | None
+    ) -> None:
+        """Add up the parts about `shift`, or about the mean of the first."""
+        counts, sums, products = [], [], []
+        for arrays in parts:
+            if shift is None:
+                shift = torch.cat([array.mean(dim=0) for array in arrays])
+            rows = torch.cat(list(arrays), dim=1) - shift
+            counts.append(float(len(rows)))
+            sums.append(rows.sum(dim=0))
+            products.append(rows.T @ rows)
+        assert shift is not None, "there is no part"
         edges = np.cumsum([0] + [array.shape[1] for array in arrays]).tolist()
         self.blocks = tuple(slice(start, end) for start, end in itertools.pairwise(edges))
-        total = edges[-1]
-        groups = min(GROUPS, max(FEWEST_GROUPS, GROUP_MEMORY // total**2), self.n)
-        self.shift = torch.cat([array.mean(dim=0) for array in arrays])  # sums about the mean keep their digits
-        counts, sums, products = [], [], []
-        starts = group_starts(self.n, groups)
-        for rows in zip(*(array.tensor_split(starts[1:]) for array in arrays), strict=True):
-            part = torch.cat(rows, dim=1) - self.shift
-            counts.append(float(len(part)))
-            sums.append(part.sum(dim=0))
-            products.append(part.T @ part)
+        self.shift = shift
         self.counts = torch.tensor(counts, dtype=torch.float64)
         self.sums = torch.stack(sums)
         self.products = torch.stack(products)

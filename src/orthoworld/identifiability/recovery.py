@@ -178,9 +178,7 @@ def _statistics(
         "r2_zh_per_dim": zh,
         "r2_hz_pooled": hz_pooled,
         "orth_err": torch.linalg.matrix_norm(slope @ slope.mT - identity) / len(identity) ** 0.5,
-        "procrustes": (trace(everything.covs(Z, Z)) + trace(h_cov) - 2 * torch.linalg.svdvals(cross).sum(dim=-1)).clamp(
-            min=0
-        ),
+        "procrustes": procrustes_error(everything.covs(Z, Z), h_cov, cross),
         "mcc": _matched_correlation(everything),
         "canonical_correlations": torch.linalg.svdvals(
             whitening_map(everything.covs(Z, Z)) @ cross @ whitening_map(h_cov).mT
@@ -188,6 +186,13 @@ def _statistics(
         "effective_rank": trace(h_cov).square() / h_cov.square().sum(dim=(-2, -1)),
         "r2_hz_angles": _held_out_r2(fit, score, H, ANGLES)[0].mean(dim=-1) if angles else nan,
     }
+
+
+def procrustes_error(
+    zz: Float[Tensor, "*rep n n"], hh: Float[Tensor, "*rep m m"], zh: Float[Tensor, "*rep n m"]
+) -> Float[Tensor, "*rep"]:
+    """Return `min_Q E ||h - Qz||^2` over orthogonal `Q` from the covariances."""
+    return (trace(zz) + trace(hh) - 2 * torch.linalg.svdvals(zh).sum(dim=-1)).clamp(min=0)
 
 
 def _held_out_r2(
