@@ -25,6 +25,20 @@ def build_world(spec: WorldSpec, seed: int) -> World:
     )
 
 
+REDRAWN_SEED = 1000
+"""Added to a run's seed for each restart that draws its world anew, as published."""
+
+
+def build_run_world(spec: RunSpec, restart: int = 0) -> World:
+    """Return the world of a run's restart: the same for all of them, unless the run redraws it.
+
+    Raises:
+        ArgumentError: an option lies outside its range.
+    """
+    redrawn = spec.train.restart_worlds == "redrawn"
+    return build_world(spec.world, spec.seed + REDRAWN_SEED * restart if redrawn else spec.seed)
+
+
 def build_encoder(spec: RunSpec, world: World, restart: int = 0) -> nn.Module:
     """Return the untrained encoder; each restart has other initial weights.
 

@@ -23,7 +23,7 @@ import torch
 import yaml
 
 from orthoworld.errors import ArgumentError, ResultError
-from orthoworld.experiments.build import build_encoder, build_world
+from orthoworld.experiments.build import build_encoder, build_run_world
 from orthoworld.experiments.config import RunSpec, load_yaml
 from orthoworld.objectives.whitening import Whitener
 from orthoworld.training.run import Representation
@@ -241,7 +241,7 @@ class StoredRun:
 
     def world(self) -> World:
         """Return the world of the run."""
-        return build_world(self.spec.world, self.spec.seed)
+        return build_run_world(self.spec, self.metrics["restart"])
 
     def representation(self) -> Representation:
         """Return the trained encoder, on the CPU, in evaluation mode."""
