@@ -30,6 +30,7 @@ from .training.schedule import HalfCosine as HalfCosine
 from .training.schedule import Muon as Muon
 from .training.schedule import WarmupCosine as WarmupCosine
 from .training.trainer import train as train
+from .worlds.langevin import Langevin as Langevin
 from .worlds.latents import Gaussian as Gaussian
 from .worlds.latents import GeneralizedNormal as GeneralizedNormal
 from .worlds.latents import Laplace as Laplace

@@ -1,12 +1,13 @@
 """Sources: unit-variance laws, compared with SciPy's."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import integrate, stats
 from scipy.special import gammaln
 
 from orthoworld.errors import ArgumentError
@@ -77,6 +78,30 @@ def test_generator_decides_the_draws(source):
     first, second = (source.sample(50, generator=running) for _ in range(2))
     torch.testing.assert_close(source.sample(50, generator=gen(3)), first, atol=0, rtol=0)
     assert not (first == second).any()
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_functions_of_the_law_are_those_of_scipy(name):
+    kind, args, law = LAWS[name]
+    source = kind(1, *args)
+    z = torch.tensor([-1.7, -0.6, -1e-3, 0.0, 0.3, 1.0, 1.7], dtype=torch.float64)
+    torch.testing.assert_close(source.log_density(z), torch.as_tensor(law.logpdf(z)), atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(source.survival(z), torch.as_tensor(law.sf(z)), atol=0, rtol=1e-12)
+    torch.testing.assert_close(source.upper_quantile(source.survival(z)), z, atol=1e-9, rtol=1e-9)
+    assert float(source.upper_quantile(torch.zeros(()))) == pytest.approx(law.support()[1])
+    end = min(law.support()[1], float(law.isf(1e-300)))
+    for low in z.tolist():
+        parts = [low, *(x for x in (0.5, 2.0, 8.0) if low < x < end), end]
+        pieces = [integrate.quad(lambda t: t * law.pdf(t), *part, epsabs=1e-12)[0] for part in pairwise(parts)]
+        assert float(source.upper_mean(torch.tensor(low).double())) == pytest.approx(sum(pieces), abs=1e-7)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=list(LAWS))
+def test_functions_of_the_law_keep_type_and_tails(source):
+    z = torch.tensor([0.5, 1.0])
+    assert source.log_density(z).dtype == source.upper_mean(z).dtype == torch.float32
+    tail = torch.tensor([1e-12, 1e-6], dtype=torch.float64)
+    torch.testing.assert_close(source.survival(source.upper_quantile(tail)), tail, atol=2e-16, rtol=1e-8)
 
 
 def test_large_alpha_is_uniform_and_never_zero():

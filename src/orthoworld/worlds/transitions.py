@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -23,6 +23,9 @@ class Stationarity(NamedTuple):
 
 class Transition(ABC):
     """A Markov chain on the latents whose components move independently."""
+
+    linear: ClassVar[bool] = True
+    """Whether `E[z'|z]` is proportional to `z` for every source, so that two steps correlate at the product."""
 
     @abstractmethod
     def step(self, z: Tensor, source: Source, *, generator: torch.Generator) -> Tensor:
@@ -46,17 +49,19 @@ class Transition(ABC):
         return z, self.step(z, source, generator=generator)
 
 
-class _Autoregressive(Transition):
-    """`z' = rho z + noise` with one coefficient for all latents or one for each."""
+class Correlated(Transition):
+    """A transition whose correlation is declared: one number in `(lowest, 1)` for all latents, or one for each."""
+
+    lowest: ClassVar[float] = -1
 
     def __init__(self, rho: float | Sequence[float]) -> None:
         self.rho: float | tuple[float, ...]
         if not isinstance(rho, Sequence):
-            self.rho = real("rho", rho, -1, 1)
+            self.rho = real("rho", rho, self.lowest, 1)
         elif rho:
-            self.rho = tuple(real("rho", value, -1, 1) for value in rho)
+            self.rho = tuple(real("rho", value, self.lowest, 1) for value in rho)
         else:
-            raise ArgumentError(f"rho={rho!r}: expected a number in (-1, 1), or one for each latent")
+            raise ArgumentError(f"rho={rho!r}: expected a number in ({self.lowest:g}, 1), or one for each latent")
 
     def correlation(self, dim: int) -> Float[Tensor, " dim"]:
         rho = torch.tensor(self.rho, dtype=torch.float64)
@@ -64,15 +69,19 @@ class _Autoregressive(Transition):
             raise ArgumentError(f"rho has {len(rho)} entries: expected one number, or one for each of {dim} latents")
         return rho.expand(dim).clone()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(rho={self.rho})"
+
+
+class _Autoregressive(Correlated):
+    """`z' = rho z + noise`."""
+
     def _coefficients(self, z: Tensor) -> tuple[float | Tensor, float | Tensor]:
         """Return `rho` and the noise's standard deviation, as numbers or in the type and on the device of `z`."""
         if isinstance(self.rho, float):
             return self.rho, math.sqrt(1 - self.rho**2)
         rho = self.correlation(z.shape[-1])
         return rho.to(z), (1 - rho**2).sqrt().to(z)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(rho={self.rho})"
 
 
 class OU(_Autoregressive):
@@ -137,7 +146,8 @@ class SharedParent(Transition):
         inner: the step from the parent to each child.
 
     Raises:
-        ArgumentError: `inner` is itself a shared parent.
+        ArgumentError: `inner` is itself a shared parent, or its `E[z'|z]` is not linear, so that the correlation of the
+            views depends on the source.
 
     Example:
         >>> SharedParent(OU(0.95)).correlation(1)
@@ -147,6 +157,11 @@ class SharedParent(Transition):
     def __init__(self, inner: Transition) -> None:
         if isinstance(inner, SharedParent):
             raise ArgumentError(f"SharedParent({inner!r}): expected a step such as OU, not another shared parent")
+        if not inner.linear:
+            raise ArgumentError(
+                f"SharedParent({inner!r}): expected a step with E[z'|z] = rho z; the views of this one correlate at "
+                "a value that depends on the source, so take its direct pairs"
+            )
         self.inner = inner
 
     def step(self, z: Tensor, source: Source, *, generator: torch.Generator) -> Tensor:
