@@ -2,14 +2,12 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
 from orthoworld.experiments import carry_out as module
-from orthoworld.experiments.build import build_encoder, build_world
+from orthoworld.experiments.build import build_encoder, build_objective, build_world
 from orthoworld.experiments.carry_out import carry_out
-from orthoworld.identifiability.recovery import recovery
 from orthoworld.streams import stream
 from small_runs import small_spec
 
@@ -106,6 +104,35 @@ def test_restarts_share_the_world_and_the_best_is_kept(restarted):
     assert restarted.metrics["mixing_hash"] == build_world(spec.world, spec.seed).mixing.fingerprint()
 
 
+def test_every_restart_is_scored(restarted):
+    scores = restarted.metrics["restart_r2_hz"]
+    assert len(set(scores)) == 3
+    assert scores[restarted.metrics["restart"]] == restarted.run.curve[-1]["r2_hz"]
+
+
+def test_redrawn_restarts_choose_among_worlds():
+    spec = small_spec("mixings=coupling", "train.restarts=3", "train.restart_worlds=redrawn", "train.steps=3")
+    worlds = [build_world(spec.world, spec.seed + 1000 * restart).mixing.fingerprint() for restart in range(3)]
+    outcome = carry_out(spec)
+    assert len(set(worlds)) == 3
+    assert outcome.metrics["mixing_hash"] == worlds[outcome.metrics["restart"]]
+
+
+def test_one_batch_may_choose_another_restart_than_many(restarted):
+    """The choice by one batch is that of the objective on this batch alone."""
+    spec = small_spec("train.restarts=3", "mixings=coupling", "train.selection=one-batch")
+    metrics = carry_out(spec).metrics
+    assert metrics["restart_losses"] == restarted.metrics["restart_losses"]
+    world, objective = build_world(spec.world, spec.seed), build_objective(spec)
+    pairs = world.sample_pairs(32, generator=stream(spec.seed, "selection"))
+    losses = []
+    for restart in range(3):
+        run = module.train_restart(spec, world, objective, restart)
+        h = torch.stack([run.encode(pairs.x), run.encode(pairs.x_next)])
+        losses.append(objective(h, generator=stream(spec.seed, "selection", "slices")).total.item())
+    assert metrics["restart"] == losses.index(min(losses))
+
+
 def test_restart_that_diverged_is_not_kept(monkeypatch):
     def broken_first(spec, world, restart=0):
         encoder = build_encoder(spec, world, restart)
@@ -141,66 +168,3 @@ def test_diverged_run_says_so_and_why_nothing_is_measured():
     for key in ("r2_hz", "orth_err", "bound", "true_error"):
         assert math.isnan(metrics[key])
         assert metrics["reasons"][key]
-
-
-def test_latents_of_different_speed_have_no_bound_and_the_reason_is_told():
-    metrics = carry_out(small_spec("world.transition.rho=[0.9, 0.5]", "train.steps=3")).metrics
-    assert metrics["pair_correlation"] == [0.9, 0.5]
-    assert math.isnan(metrics["bound"])
-    assert "different correlations" in metrics["reasons"]["bound"]
-    assert math.isfinite(metrics["r2_hz"])
-
-
-@pytest.mark.parametrize("out_dim", [1, 3])
-def test_embedding_of_another_size_is_measured(out_dim):
-    metrics = carry_out(small_spec(f"out_dim={out_dim}", "train.steps=3")).metrics
-    assert math.isfinite(metrics["r2_hz"])
-    assert math.isfinite(metrics["orth_err"])
-    assert math.isnan(metrics["bound"])
-    assert "latents" in metrics["reasons"]["bound"]
-
-
-def test_world_that_does_not_keep_its_law_says_so():
-    assert carry_out(small_spec("world.source=laplace", "train.steps=3")).metrics["stationary"] is False
-
-
-def test_bound_is_not_claimed_for_a_world_that_is_not_gaussian():
-    outcome = carry_out(small_spec("world.source=uniform", "train.steps=3"))
-    for key in ("bound", "bound_controlled", "nonlinear_energy"):
-        assert math.isnan(outcome.metrics[key])
-        assert outcome.metrics["reasons"][key] == "the theorem needs a Gaussian world: the source is Uniform(dim=2)"
-        assert f"{key}_ci" not in outcome.metrics
-    assert math.isfinite(outcome.metrics["delta"])
-    assert math.isfinite(outcome.metrics["true_error"])
-    assert all(math.isnan(row["bound"]) for row in outcome.run.curve)
-
-
-def test_linear_oracle_solves_the_identity_world_and_not_the_spiral(plain):
-    identity = carry_out(small_spec("world.mixing=identity", "train.steps=3")).metrics
-    assert identity["linear_oracle_r2_hz"] > 0.999
-    assert plain.metrics["linear_oracle_r2_hz"] < 0.2
-
-
-def test_shrinkage_is_predicted_for_the_weighted_sum_only(plain):
-    assert 0 < plain.metrics["predicted_orth_err"] <= 1
-    hard = carry_out(small_spec("objective=vicreg", "train.steps=3")).metrics
-    assert "predicted_orth_err" not in hard
-
-
-def test_whitened_objective_is_measured_behind_its_whitener():
-    outcome = carry_out(small_spec("objective={name: whitened-alignment}"))
-    assert outcome.run.representation.whitener is not None
-    assert outcome.metrics["epsilon"] < 0.5
-
-
-def test_numbers_of_the_metrics_are_those_of_the_stored_encoder(plain):
-    spec = small_spec()
-    pairs = build_world(spec.world, spec.seed).sample_pairs(500, generator=stream(spec.seed, "measurement"))
-    assert recovery(pairs.z, plain.run.encode(pairs.x), resamples=0).orth_err == plain.metrics["orth_err"]
-
-
-def test_run_leaves_the_global_random_states_alone():
-    states = np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
-    carry_out(small_spec("train.steps=2"))
-    assert np.random.get_state()[1].tolist() == states[0]  # noqa: NPY002
-    assert torch.equal(torch.get_rng_state(), states[1])

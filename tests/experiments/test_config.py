@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from orthoworld.errors import ConfigError
-from orthoworld.experiments import config
+from orthoworld.experiments import build, config
 from orthoworld.experiments.config import (
     RunSpec,
     experiment_description,
@@ -413,3 +413,60 @@ def test_text_that_is_no_yaml_is_refused_by_its_place():
 def test_yaml_cannot_build_python_objects():
     with pytest.raises(ConfigError, match="could not determine a constructor"):
         load_yaml("!!python/object/apply:os.getcwd []", "here")
+
+
+EXPERIMENTS = [(name, preset) for name in config.experiment_names() for preset in config.preset_names(name)]
+
+
+@pytest.mark.parametrize(("name", "preset"), EXPERIMENTS)
+def test_every_preset_has_runs_that_can_be_built(name, preset):
+    specs = config.load_experiment(name, preset).runs()
+    assert len({spec.run_id for spec in specs}) == len(specs) > 0
+    for spec in specs[:: max(1, len(specs) // 10)]:
+        if spec.world.dim <= 64:
+            build.build_encoder(spec, build.build_run_world(spec))
+        build.build_objective(spec)
+        build.build_recipes(spec)
+
+
+@pytest.mark.parametrize("name", ["scaling", "gennorm", "grid", "ablation", "two-d"])
+def test_the_papers_experiments_have_all_three_presets(name):
+    assert config.preset_names(name) == ["quick", "paper", "best"]
+
+
+@pytest.mark.parametrize(("name", "count"), [("two-d", 24), ("scaling", 150), ("gennorm", 324), ("grid", 189)])
+def test_the_published_numbers_of_runs(name, count):
+    assert len(config.load_experiment(name, "paper").runs()) == count
+
+
+def test_a_label_may_be_a_number():
+    specs = config.load_experiment("scaling", "paper").overridden(["dims=[2, 64]", "seeds=0"]).runs()
+    assert [spec.world.dim for spec in specs] == [2] * 3 + [64] * 3
+    assert [(spec.train.restarts, spec.train.restart_worlds) for spec in specs] == [(3, "redrawn")] * 3 + [
+        (1, "same")
+    ] * 3
+
+
+def test_an_axis_of_values_takes_any_value():
+    experiment = config.load_experiment("gennorm").overridden(["alphas=[.5, 3]", "objectives=whitened-lejepa"])
+    assert [spec.world.source.alpha for spec in experiment.runs()] == [0.5, 3.0]
+    with pytest.raises(ConfigError, match=r"world.source.alpha='wide'"):
+        config.load_experiment("gennorm").overridden(["alphas=wide"]).runs()
+    with pytest.raises(ConfigError, match=r"alphas=\[\]: expected some of 0.5, 1, 2"):
+        config.load_experiment("gennorm").overridden(["alphas=[]"])
+
+
+def test_a_value_of_an_axis_may_be_a_list():
+    specs = config.load_experiment("anisotropy").overridden(["rhos=[[.95, .6]]"]).runs()
+    assert [spec.world.transition.rho for spec in specs] == [[0.95, 0.6]] * 3
+
+
+def test_excluded_combinations_are_left_out():
+    specs = config.load_experiment("scaling", "best").runs()
+    dims = {
+        name: {spec.world.dim for spec in specs if spec.encoder.name == name} for name in ("mlp", "inverse-coupling")
+    }
+    assert dims["mlp"] == {2, 4, 8, 16, 32}
+    assert dims["inverse-coupling"] == {2**k for k in range(1, 11)}
+    with pytest.raises(ConfigError, match="has no run with this choice"):
+        config.load_experiment("scaling", "best").overridden(["dims=64", "encoders=mlp"]).runs()

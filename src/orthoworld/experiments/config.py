@@ -26,9 +26,9 @@ from orthoworld.objectives.lejepa import (
 )
 from orthoworld.objectives.vicreg import VICReg
 from orthoworld.training.schedule import AdamW, HalfCosine, Muon, WarmupCosine
+from orthoworld.worlds.langevin import Langevin
 from orthoworld.worlds.latents import Gaussian, GeneralizedNormal, Laplace, StudentT, Uniform
 from orthoworld.worlds.mixings import AffineCoupling, Banana, Coupling, Identity, Sinusoid, Spiral
-from orthoworld.worlds.langevin import Langevin
 from orthoworld.worlds.transitions import OU, LaplaceAR
 
 
@@ -293,8 +293,8 @@ class Experiment(Spec):
         name: as on the command line.
         preset: which preset it came from.
         common: keys of `RunSpec` that all runs share, nested.
-        axes: axis to label to keys of `RunSpec`, or to a `key` of `RunSpec` and its `values`, which the user may replace
-            by any others; the runs are all combinations.
+        axes: axis to label to keys of `RunSpec`, or to a `key` of `RunSpec` and its `values`, which may be replaced by
+            any others; the runs are all combinations.
         exclude: combinations that are left out: axis to labels, all of which a combination has to match.
         seeds: each combination is run once for each.
         overrides: dotted keys that replace values in every run.
@@ -417,20 +417,31 @@ def load_experiment(name: str, preset: str = "quick") -> Experiment:
     Raises:
         ConfigError: no experiment or preset has this name; the message lists those that exist.
     """
-    if name not in experiment_names():
-        raise ConfigError(f"experiment {name!r}{suggestion(name, experiment_names())}")
-    presets = load_yaml(_folder().joinpath(f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml")["presets"]
+    presets = _file(name)["presets"]
     if preset not in presets:
         raise ConfigError(f"preset {preset!r}{suggestion(preset, presets)}")
     return _parse(Experiment, {"name": name, "preset": preset, **presets[preset]}, "")
 
 
+def preset_names(name: str) -> list[str]:
+    """Return the presets of an experiment that comes with the package.
+
+    Raises:
+        ConfigError: no experiment has this name.
+    """
+    return list(_file(name)["presets"])
+
+
+def _file(name: str) -> dict[str, Any]:
+    if name not in experiment_names():
+        raise ConfigError(f"experiment {name!r}{suggestion(name, experiment_names())}")
+    data: dict[str, Any] = load_yaml(_folder().joinpath(f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml")
+    return data
+
+
 def experiment_description(name: str) -> str:
     """Return the sentence that says what an experiment shows; nothing for one that does not come with the package."""
-    if name not in experiment_names():
-        return ""
-    data = load_yaml(_folder().joinpath(f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml")
-    return str(data["description"])
+    return str(_file(name)["description"]) if name in experiment_names() else ""
 
 
 def _folder() -> Any:
