@@ -52,17 +52,30 @@ def carry_out(
         ArgumentError: an option of the spec lies outside its range, or this machine does not have its device.
     """
     objective = build_objective(spec)
+    return outcome_of(spec, objective, train_restarts(spec, objective, checkpoints, stop, on_step))
+
+
+def train_restarts(
+    spec: RunSpec,
+    objective: Objective,
+    checkpoints: Checkpoints | None = None,
+    stop: Callable[[], bool] | None = None,
+    on_step: OnStep | None = None,
+) -> list[Run]:
+    """Train one restart after the other, and end with the one that was interrupted, if one is."""
     runs: list[Run] = []
     for restart in range(spec.train.restarts):
-        run = train_restart(spec, build_run_world(spec, restart), objective, restart, checkpoints, stop, on_step)
-        runs.append(run)
-        if run.status == "interrupted":
-            return Outcome(run, {})
-    return outcome_of(spec, objective, runs)
+        world = build_run_world(spec, restart)
+        runs.append(train_restart(spec, world, objective, restart, checkpoints, stop, on_step))
+        if runs[-1].status == "interrupted":
+            break
+    return runs
 
 
 def outcome_of(spec: RunSpec, objective: Objective, runs: Sequence[Run]) -> Outcome:
-    """Keep the best of the restarts of a run, and measure it."""
+    """Keep the best of the restarts of a run, and measure it; an interrupted run has no metrics."""
+    if runs[-1].status == "interrupted":
+        return Outcome(runs[-1], {})
     losses = [_loss(spec, objective, run) for run in runs]
     best = min(range(len(runs)), key=lambda restart: (runs[restart].status != "finished", losses[restart]))
     metrics = measure(spec, objective, runs[best])
@@ -92,23 +105,30 @@ def train_restart(
     on_step: OnStep | None = None,
 ) -> Run:
     """Train one restart of a run in its world; the other arguments are those of `carry_out`."""
-    optimizer, schedule = build_recipes(spec)
     done = restart * spec.train.steps
     return train(
         world,
         build_encoder(spec, world, restart).to(device_of(spec.train.device)),
         objective,
-        steps=spec.train.steps,
-        batch=spec.train.batch,
         seed=spec.seed,
-        optimizer=optimizer,
-        schedule=schedule,
-        evaluate_every=spec.train.evaluate_every,
-        evaluation_samples=spec.train.evaluation_samples,
-        whitener_samples=spec.train.whitener_samples,
         restart=restart,
-        metrics=curve_metrics,
         checkpoint=None if checkpoints is None else checkpoints(restart),
         stop=stop,
         progress=None if on_step is None else lambda step, _: on_step(done + step),
+        **training_options(spec),
     )
+
+
+def training_options(spec: RunSpec) -> dict[str, Any]:
+    """Return what `train` and `train_ensemble` take from a run alike."""
+    optimizer, schedule = build_recipes(spec)
+    return {
+        "steps": spec.train.steps,
+        "batch": spec.train.batch,
+        "optimizer": optimizer,
+        "schedule": schedule,
+        "evaluate_every": spec.train.evaluate_every,
+        "evaluation_samples": spec.train.evaluation_samples,
+        "whitener_samples": spec.train.whitener_samples,
+        "metrics": curve_metrics,
+    }
