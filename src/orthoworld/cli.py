@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from orthoworld.errors import ArgumentError, MissingExtraError, OrthoworldError
 
 if TYPE_CHECKING:
     from orthoworld.experiments.config import RunSpec
+    from orthoworld.experiments.sweep import Executor
     from orthoworld.results.store import StoredRun
+    from orthoworld.results.sweep import Sweep
 
 FAILURE, MISUSE, INTERRUPTED = 1, 2, 130
 """Exit codes: something failed; the user asked for what does not exist; stopped by a signal."""
@@ -61,12 +61,23 @@ def run(
     experiment: Annotated[str, typer.Argument(help="Name of an experiment; `orthoworld list` shows them.")],
     assignments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Such as seeds=[0,1], mixings=spiral, train.steps=2000."),
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Such as seeds=[0,1], mixings=spiral, train.steps=2000; with --executor slurm also slurm.partition, "
+            "slurm.time, slurm.account, slurm.cpus, slurm.mem, slurm.gpus and others.",
+        ),
     ] = None,
     preset: Annotated[str, typer.Option(help="quick, paper or best.")] = "quick",
+    executor: Annotated[Literal["local", "slurm"], typer.Option(help="Processes here, or jobs of SLURM.")] = "local",
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time; by default one for each processor.")
+        int | None,
+        typer.Option(min=1, help="Processes, by default one for each processor; or jobs at a time, by default all."),
     ] = None,
+    group: Annotated[
+        int | None,
+        typer.Option(min=1, help="Small runs trained as one program at most; 1 trains each as if it were alone."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and what it costs.")] = False,
     out: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
     as_json: JsonOption = False,
     debug: DebugOption = False,
@@ -74,13 +85,27 @@ def run(
     """Carry out the runs of an experiment that are not there yet, and print what they found."""
     with one_line_errors(debug):
         from orthoworld.experiments.config import load_experiment
+        from orthoworld.experiments.slurm import check_devices, split_assignments
         from orthoworld.experiments.sweep import StopFlag, default_workers
+        from orthoworld.results.slurm import slurm_is_here
+        from orthoworld.results.sweep import Sweep, executor_of
 
-        specs = load_experiment(experiment, preset).overridden(assignments or []).runs()
-        _check(specs)
+        described, options = split_assignments(assignments or [], executor)
+        specs = load_experiment(experiment, preset).overridden(described).runs()
+        _check(specs, here=options is None)
+        if options is not None:
+            check_devices(specs, options)
+        at_a_time = workers or (default_workers(specs) if options is None else None)
+        sweep = Sweep(specs, out.absolute(), at_a_time, **({} if group is None else {"most": group}))
+        if dry_run:
+            _print_plan(sweep, executor, as_json)
+            return
+        if options is not None:
+            slurm_is_here()
         _prepare(out)
+        chosen = executor_of(sweep, options)
         with StopFlag().installed() as stop:
-            found, failures = _carry_out(specs, out, workers or default_workers(specs), stop, as_json)
+            found, failures = _carry_out(sweep, chosen, stop, as_json)
         if not as_json:
             _print_runs(found)
             print("* Theorem 3, with the latents as control variates; `bound` in metrics.json does without them")
@@ -89,10 +114,9 @@ def run(
             if result.metrics["status"] != "finished":
                 reason = f"{result.metrics['status']}: {result.metrics['status_reason']}"
                 print(f"orthoworld: {result.spec.run_id} {reason}", file=sys.stderr)
-        for failure in failures:
-            print(f"orthoworld: {failure}", file=sys.stderr)
+        _print_failures(failures, as_json)
         if stop():
-            print("orthoworld: interrupted; the same command goes on from here", file=sys.stderr)
+            print(f"orthoworld: interrupted; {chosen.farewell()}", file=sys.stderr)
             raise typer.Exit(INTERRUPTED)
         if failures or any(result.metrics["status"] == "diverged" for result in found):
             raise typer.Exit(FAILURE)
@@ -106,52 +130,46 @@ def _prepare(out: Path) -> None:
         raise ArgumentError(f"--out {out}: expected a folder that can be written ({error.strerror})") from None
 
 
-def _check(specs: list[RunSpec]) -> None:
-    """Build every part of every run once, so that a bad option is told before the first step of the first run."""
+def _check(specs: list[RunSpec], *, here: bool) -> None:
+    """Build every part of the runs once, so that a bad option is told before the first step of the first run."""
     from orthoworld.devices import device_of
     from orthoworld.experiments.build import build_encoder, build_objective, build_recipes, build_world
 
+    encoders: set[str] = set()
     for spec in specs:
-        device_of(spec.train.device)
-        build_encoder(spec, build_world(spec.world, spec.seed))
+        if here:  # a job may be on a machine with other devices
+            device_of(spec.train.device)
+        parts = f"{spec.world} {spec.encoder} {spec.out_dim}"
+        if parts not in encoders:  # with other seeds they have the same options
+            encoders.add(parts)
+            build_encoder(spec, build_world(spec.world, spec.seed))
         build_objective(spec)
         build_recipes(spec)
 
 
 def _carry_out(
-    specs: list[RunSpec], out: Path, workers: int, stop: Any, as_json: bool
-) -> tuple[list[StoredRun], list[str]]:
-    """Run everything with a progress bar on standard error; return the finished runs and what failed."""
-    from orthoworld.experiments.sweep import run_all
-    from orthoworld.results.execute import execute
+    sweep: Sweep, executor: Executor, stop: Callable[[], bool], as_json: bool
+) -> tuple[list[StoredRun], dict[str, str]]:
+    """Carry out a sweep with a live table on standard error; return the finished runs, and why others failed."""
+    from orthoworld.results.live import LiveTable
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    found: dict[int, StoredRun] = {}
-    failures = []
-    with Progress(
-        *columns, console=console, disable=not sys.stderr.isatty(), redirect_stdout=False, redirect_stderr=False
-    ) as progress:
-        totals = [spec.train.steps * spec.train.restarts for spec in specs]
-        everything = progress.add_task("all steps", total=sum(totals))
-        tasks = [
-            progress.add_task(spec.run_id, total=total, visible=False)
-            for spec, total in zip(specs, totals, strict=True)
-        ]
-        done = [0] * len(specs)
-        for event in run_all(specs, functools.partial(execute, root=out), workers=workers, stop=stop):
-            spec = specs[event.index]
+    found: dict[str, StoredRun] = {}
+    failures: dict[str, str] = {}
+    with LiveTable(sweep.specs) as table:
+        for event in sweep.carry_out(executor, stop):
+            table.update(event)
             if event.kind == "failed":
-                message = event.value.strip().splitlines()
-                failures.append(f"{spec.run_id} failed: {message[0].removeprefix('ResultError: ')}")
+                failures[event.run_id] = event.value.strip().splitlines()[0].removeprefix("ResultError: ")
             elif event.kind == "done":
-                found[event.index] = event.value
+                found[event.run_id] = event.value
                 if as_json:
                     print(json.dumps(_row(event.value), allow_nan=False), flush=True)
-            done[event.index] = event.value if event.kind == "step" else totals[event.index]
-            progress.update(tasks[event.index], completed=done[event.index], visible=event.kind == "step")
-            progress.update(everything, completed=sum(done))
-    return [found[index] for index in sorted(found)], failures
+    order = [spec.run_id for spec in sweep.specs]
+    if as_json:
+        for spec in sweep.specs:
+            if spec.run_id in failures:
+                print(json.dumps(_failed_row(spec, failures[spec.run_id])), flush=True)
+    return [found[run] for run in order if run in found], {run: failures[run] for run in order if run in failures}
 
 
 def _row(result: StoredRun) -> dict[str, Any]:
@@ -159,6 +177,48 @@ def _row(result: StoredRun) -> dict[str, Any]:
     from orthoworld.results.tables import flatten
 
     return {"run_id": result.spec.run_id, **dict(flatten(result.spec.resolved())), **result.metrics}
+
+
+def _failed_row(spec: RunSpec, reason: str) -> dict[str, Any]:
+    """Return the JSON object of a run that has no metrics."""
+    from orthoworld.results.tables import flatten
+
+    return {"run_id": spec.run_id, **dict(flatten(spec.resolved())), "status": "failed", "status_reason": reason}
+
+
+def _print_failures(failures: dict[str, str], as_json: bool) -> None:
+    """Say which runs failed and why, in a table on standard error, or a line each."""
+    if as_json or not failures:
+        for run_id, reason in failures.items():
+            print(f"orthoworld: {run_id} failed: {reason}", file=sys.stderr)
+        return
+    table = Table("failed", "why", box=box.SIMPLE_HEAD)
+    table.columns[0].no_wrap = True
+    table.columns[1].overflow = "fold"
+    for run_id, reason in failures.items():
+        table.add_row(run_id, reason)
+    Console(stderr=True, width=None if sys.stderr.isatty() else 250).print(table)
+
+
+def _print_plan(sweep: Sweep, executor: str, as_json: bool) -> None:
+    """Print what a sweep would do."""
+    from orthoworld.results.live import duration
+    from orthoworld.results.sweep import plan_of
+
+    plan = plan_of(sweep, executor)
+    if as_json:
+        print(json.dumps(plan, allow_nan=False))
+        return
+    at_a_time = "all at a time" if plan["workers"] is None else f"{plan['workers']} at a time"
+    print(f"{plan['experiment']}: {plan['runs']} runs, {plan['finished']} finished, {plan['missing']} to do")
+    print(f"{plan['groups']} groups ({plan['together']} runs trained together), {at_a_time}, {plan['executor']}")
+    if plan["estimate_reason"]:
+        print(f"no estimate: {plan['estimate_reason']}")
+    else:
+        print(
+            f"training takes about {duration(plan['wall_s'])}, {duration(plan['compute_s'])} of computing: an estimate"
+        )
+        print(f"from a few steps here of {plan['measured']} of {plan['kinds']} kinds of groups, without evaluations")
 
 
 def _print_runs(results: list[StoredRun]) -> None:

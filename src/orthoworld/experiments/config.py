@@ -196,10 +196,10 @@ class RunSpec(Spec):
         Raises:
             ConfigError: a key is unknown or missing, or a value has the wrong type; the message names the key.
         """
-        return _parse(cls, data, "")
+        return parse(cls, data, "")
 
 
-def _parse(model: type[S], data: Any, path: str) -> S:
+def parse(model: type[S], data: Any, path: str) -> S:
     """Check `data` against `model`, with errors that name the full path of a key."""
     if isinstance(data, str) and issubclass(model, Choice):
         data = {"name": data}
@@ -212,9 +212,9 @@ def _parse(model: type[S], data: Any, path: str) -> S:
             raise ConfigError(f"unknown key {prefix}{key}{suggestion(key, model.model_fields)}")
         annotation = model.model_fields[key].annotation
         if key in model.choices:
-            checked[key] = _parse(_chosen(model.choices[key], value, prefix + key), value, prefix + key)
+            checked[key] = parse(_chosen(model.choices[key], value, prefix + key), value, prefix + key)
         elif isinstance(annotation, type) and issubclass(annotation, Spec):
-            checked[key] = _parse(annotation, value, prefix + key)
+            checked[key] = parse(annotation, value, prefix + key)
     try:
         return model.model_validate(checked)
     except ValidationError as error:
@@ -358,7 +358,7 @@ class Experiment(Spec):
                 valid = [*axes, "seeds", *CONFIGURABLE]
                 raise ConfigError(f"unknown key {key}{suggestion(key.split('.')[0], valid)}")
         data = self.model_dump() | {"axes": axes, "seeds": seeds, "overrides": overrides}
-        return _parse(Experiment, data, "")
+        return parse(Experiment, data, "")
 
 
 def _merged(base: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
@@ -420,7 +420,7 @@ def load_experiment(name: str, preset: str = "quick") -> Experiment:
     presets = _file(name)["presets"]
     if preset not in presets:
         raise ConfigError(f"preset {preset!r}{suggestion(preset, presets)}")
-    return _parse(Experiment, {"name": name, "preset": preset, **presets[preset]}, "")
+    return parse(Experiment, {"name": name, "preset": preset, **presets[preset]}, "")
 
 
 def preset_names(name: str) -> list[str]:

@@ -1,4 +1,8 @@
-"""Many runs on one machine: each in a process of its own, a few at a time."""
+"""Many runs on one machine: groups of them in processes of their own, a few at a time.
+
+A group that fails as a whole, because one of its runs cannot be resumed, say, or its process died, is split in two and
+each half tried again, until the run that is to blame is alone.
+"""
 
 import contextlib
 import multiprocessing
@@ -7,7 +11,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol, runtime_checkable
@@ -15,28 +19,51 @@ from typing import Any, Protocol, runtime_checkable
 from orthoworld.experiments.config import RunSpec
 
 REPORT_SECONDS = 0.2
-"""Time between two messages about steps."""
+"""Time between two messages about the steps of a run."""
 
-
-@runtime_checkable
-class Execute(Protocol):
-    """Carries out one run; a function that can be pickled."""
-
-    def __call__(self, spec: RunSpec, *, stop: Callable[[], bool], on_step: Callable[[int], None]) -> Any:
-        """Return the run's result, or None when it was stopped."""
-        ...
+Group = Sequence[RunSpec]
+"""Runs that are carried out together, in one process."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to run number `index`: `kind` is `step`, `done`, `failed` or `stopped`.
+    """What happened to a run: `kind` is `state`, `step`, `done`, `failed` or `stopped`; the last three end it.
 
-    `value` is the number of steps done, the result, the description of the failure, or None.
+    `value` is a word for the state, the number of steps done, the result, the description of the failure, or None.
     """
 
-    index: int
+    run_id: str
     kind: str
-    value: Any
+    value: Any = None
+
+    @property
+    def ends(self) -> bool:
+        """Whether nothing more happens to the run."""
+        return self.kind in ("done", "failed", "stopped")
+
+
+Tell = Callable[[Event], None]
+
+
+@runtime_checkable
+class Execute(Protocol):
+    """Carries out a group of runs; a function that can be pickled."""
+
+    def __call__(self, group: Group, *, stop: Callable[[], bool], tell: Tell) -> None:
+        """Tell an event that ends it for each run; an exception is a failure of all that have none yet."""
+        ...
+
+
+class Executor(Protocol):
+    """Where groups of runs are carried out."""
+
+    def carry_out(self, groups: Sequence[Group], stop: Callable[[], bool]) -> Iterator[Event]:
+        """Carry out the groups and yield what happens, until every run has ended or `stop` answers True."""
+        ...
+
+    def farewell(self) -> str:
+        """Return what becomes of the runs when the sweep is left before its end."""
+        ...
 
 
 class StopFlag:
@@ -64,19 +91,44 @@ class StopFlag:
                 signal.signal(number, handler)
 
 
+@dataclass(frozen=True)
+class Local:
+    """Carries out groups in processes of this machine, `workers` at a time."""
+
+    workers: int
+    execute: Execute
+
+    def carry_out(self, groups: Sequence[Group], stop: Callable[[], bool]) -> Iterator[Event]:
+        """Carry out the groups; see `run_all`."""
+        return run_all(groups, self.execute, workers=self.workers, stop=stop)
+
+    def farewell(self) -> str:
+        """Return what becomes of the runs when the sweep is left before its end."""
+        return "the same command goes on from here"
+
+
 def default_workers(specs: Sequence[RunSpec]) -> int:
-    """Return how many runs to carry out at once: as many as have a processor for each of their threads."""
+    """Return how many groups to carry out at once: as many as have a processor for each of their threads."""
     threads = max(spec.train.threads for spec in specs)
     return max(1, min(len(specs), (os.cpu_count() or 1) // threads))
 
 
-def run_all(specs: Sequence[RunSpec], execute: Execute, *, workers: int, stop: Callable[[], bool]) -> Iterator[Event]:
-    """Carry out runs, `workers` at a time, and yield what happens; one that fails does not stop the others.
+@dataclass
+class _Task:
+    """A group in its process: the runs that have not ended, and what went wrong with all of them."""
+
+    process: BaseProcess
+    open: dict[str, RunSpec]
+    reason: str = field(default="")
+
+
+def run_all(groups: Sequence[Group], execute: Execute, *, workers: int, stop: Callable[[], bool]) -> Iterator[Event]:
+    """Carry out groups of runs, `workers` at a time, and yield what happens; a run that fails does not stop the others.
 
     Args:
-        specs: the runs.
-        execute: carries out one run, in a process of its own.
-        workers: runs at a time.
+        groups: the runs, those together that are carried out together.
+        execute: carries out one group, in a process of its own.
+        workers: groups at a time.
         stop: asked several times a second; when it answers True, running ones are stopped and no others are started.
 
     Yields:
@@ -84,38 +136,55 @@ def run_all(specs: Sequence[RunSpec], execute: Execute, *, workers: int, stop: C
     """
     context = multiprocessing.get_context("forkserver")
     # torch and, where it is installed, numba are then loaded once for all runs.
-    context.set_forkserver_preload(["orthoworld.experiments.carry_out", "orthoworld.objectives.kernels.cpu"])
-    waiting = list(enumerate(specs))[::-1]
-    running: dict[Connection, tuple[int, BaseProcess]] = {}
+    context.set_forkserver_preload(["orthoworld.experiments.groups", "orthoworld.objectives.kernels.cpu"])
+    waiting = [list(group) for group in groups][::-1]
+    running: dict[Connection, _Task] = {}
     stopping = False
     try:
         while waiting or running:
             if stopping := stopping or stop():
                 waiting.clear()
-                for _, process in running.values():
-                    _interrupt(process)  # again at each turn: a process that is starting does not listen yet
+                for task in running.values():
+                    _interrupt(task.process)  # again at each turn: a process that is starting does not listen yet
             while waiting and len(running) < workers:
-                index, spec = waiting.pop()
+                group = waiting.pop()
                 ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_child, args=(theirs, spec, execute), daemon=False)
+                process = context.Process(target=_child, args=(theirs, group, execute), daemon=False)
                 process.start()
                 theirs.close()
-                running[ours] = (index, process)
+                running[ours] = _Task(process, {spec.run_id: spec for spec in group})
             for connection in wait(list(running), timeout=REPORT_SECONDS):
                 assert isinstance(connection, Connection)
-                index, process = running[connection]
-                event = _receive(connection, index, process)
-                if stopping and event.kind == "failed" and process.exitcode is not None:
-                    event = Event(index, "stopped", None)  # it was interrupted before it could listen
-                if event.kind != "step":
-                    process.join()
+                task = running[connection]
+                told = _receive(connection)
+                if isinstance(told, Event):
+                    if told.ends:
+                        del task.open[told.run_id]
+                    yield told
+                elif told is not None:
+                    task.reason = told
+                else:
                     connection.close()
                     del running[connection]
-                yield event
+                    yield from _ended(task, waiting, stopping)
     finally:
-        for connection, (_, process) in running.items():
-            _interrupt(process)
+        for connection, task in running.items():
+            _interrupt(task.process)
             connection.close()
+
+
+def _ended(task: _Task, waiting: list[list[RunSpec]], stopping: bool) -> Iterator[Event]:
+    """Yield what a process that is over means for its runs that have not ended, or put them back in halves."""
+    task.process.join()
+    left = list(task.open.values())
+    if stopping:  # also one that was interrupted before it could listen
+        yield from (Event(run_id, "stopped") for run_id in task.open)
+    elif len(left) == 1:
+        reason = task.reason or f"its process ended with exit code {task.process.exitcode}"
+        yield Event(left[0].run_id, "failed", reason)
+    elif left:
+        middle = len(left) // 2
+        waiting += [left[middle:], left[:middle]]
 
 
 def _interrupt(process: BaseProcess) -> None:
@@ -124,35 +193,38 @@ def _interrupt(process: BaseProcess) -> None:
             os.kill(process.pid, signal.SIGINT)
 
 
-def _receive(connection: Connection, index: int, process: BaseProcess) -> Event:
+def _receive(connection: Connection) -> Event | str | None:
+    """Return the next event, the reason for which the whole group failed, or None when the process is over."""
     try:
-        kind, value = connection.recv()
-    except (EOFError, OSError):  # it died, maybe in the middle of a message
-        process.join()
-        return Event(index, "failed", f"its process ended with exit code {process.exitcode}")
-    return Event(index, kind, value)
+        told: Event | str = connection.recv()
+    except (EOFError, OSError):  # maybe it died in the middle of a message
+        return None
+    return told
 
 
-def _child(connection: Connection, spec: RunSpec, execute: Execute) -> None:
-    """Carry out one run and report on it."""
-    last = 0.0
+def _child(connection: Connection, group: Group, execute: Execute) -> None:
+    """Carry out a group and report on it."""
+    last: dict[str, float] = {}
 
-    def on_step(done: int) -> None:
-        nonlocal last
+    def tell(event: Event) -> None:
         now = time.monotonic()
-        if now - last > REPORT_SECONDS:
-            last = now
-            send("step", done)
+        if event.kind != "step" or now - last.get(event.run_id, 0.0) > REPORT_SECONDS:
+            last[event.run_id] = now
+            send(event)
 
-    def send(kind: str, value: Any) -> None:
-        with contextlib.suppress(BrokenPipeError):  # nobody listens any more; the run goes on to a place to stop at
-            connection.send((kind, value))
+    def send(message: Event | str) -> None:
+        with contextlib.suppress(BrokenPipeError):  # nobody listens any more; the runs go on to a place to stop at
+            connection.send(message)
 
     with StopFlag().installed() as stop:
         try:
-            result = execute(spec, stop=stop, on_step=on_step)
-            send("stopped" if result is None else "done", result)
+            execute(group, stop=stop, tell=tell)
         except Exception as error:
-            send("failed", f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+            send(failure(error))
         finally:
             connection.close()
+
+
+def failure(error: Exception) -> str:
+    """Return the description of a failure: the error in the first line, and where it happened below."""
+    return f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}"

@@ -1,9 +1,11 @@
-"""Carry out one run into its folder, unless it is already there."""
+"""Carry out runs into their folders, unless they are already there."""
 
+import contextlib
+import functools
 import os
 import platform
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ import torch
 
 import orthoworld
 from orthoworld.devices import device_name
-from orthoworld.experiments.carry_out import carry_out
+from orthoworld.experiments.carry_out import Outcome, carry_out
 from orthoworld.experiments.config import RunSpec
+from orthoworld.experiments.groups import MAX_MEMBERS, Trained, train_together
+from orthoworld.experiments.sweep import Event, Group, Tell, failure
 from orthoworld.results.store import RunFolder, StoredRun
 
 
@@ -37,7 +41,7 @@ def execute(
         ArgumentError: an option of the spec lies outside its range, or this machine does not have its device.
         ResultError: the folder holds a damaged checkpoint or result.
     """
-    folder = RunFolder(root / spec.experiment / spec.run_id)
+    folder = run_folder(spec, root)
     with folder.lock(stop if stop is not None else lambda: False) as ours:
         if not ours:
             return None
@@ -46,10 +50,80 @@ def execute(
             outcome = carry_out(spec, checkpoints=folder.checkpoint, stop=stop, on_step=on_step)
             if outcome.run.status == "interrupted":
                 return None
-            folder.write(
-                spec, outcome.metrics, outcome.run.curve, outcome.run.representation, provenance(spec.train.device)
-            )
+            _write(spec, folder, outcome)
         return folder.read()
+
+
+def execute_group(group: Group, root: Path, *, stop: Callable[[], bool], tell: Tell, most: int = MAX_MEMBERS) -> None:
+    """Carry out a group of runs as one program, each into its folder; what is there already is read.
+
+    Args:
+        group: runs that were put together by `groups_of`.
+        root: the folder of all runs.
+        stop: asked after every step; when it answers True all states are kept for a later call.
+        tell: told the steps of every run, and how it ended. What goes wrong after training is the failure of one run.
+        most: members that are trained at once.
+
+    Raises:
+        Exception: of what goes wrong before, which can be any run's fault.
+    """
+    with contextlib.ExitStack() as locks:
+        # In one order everywhere: two groups that share runs never wait for each other.
+        for spec in sorted(group, key=lambda spec: spec.run_id):
+            if not locks.enter_context(run_folder(spec, root).lock(stop)):
+                _stopped(group, tell)
+                return
+        missing = []
+        for spec in group:
+            folder = run_folder(spec, root)
+            if folder.finished:  # by somebody else, since the sweep began
+                _finish(spec, folder.read, tell)
+            else:
+                missing.append(spec)
+        if not missing:
+            return
+        torch.set_num_threads(missing[0].train.threads)
+        trained = train_together(
+            missing,
+            checkpoints=lambda spec: run_folder(spec, root).checkpoint,
+            stop=stop,
+            on_step=lambda spec, done: tell(Event(spec.run_id, "step", done)),
+            most=most,
+        )
+        _stopped([run.spec for run in trained if run.interrupted], tell)
+        for run in trained:
+            if not run.interrupted:
+                _finish(run.spec, functools.partial(_keep, run, root), tell)
+
+
+def _stopped(specs: Sequence[RunSpec], tell: Tell) -> None:
+    for spec in specs:
+        tell(Event(spec.run_id, "stopped"))
+
+
+def _finish(spec: RunSpec, result: Callable[[], StoredRun], tell: Tell) -> None:
+    """Tell the result of a run, or why there is none."""
+    try:
+        event = Event(spec.run_id, "done", result())
+    except Exception as error:
+        event = Event(spec.run_id, "failed", failure(error))
+    tell(event)
+
+
+def _keep(run: Trained, root: Path) -> StoredRun:
+    """Measure a trained run, write it, and return what was written."""
+    folder = run_folder(run.spec, root)
+    _write(run.spec, folder, run.outcome())
+    return folder.read()
+
+
+def _write(spec: RunSpec, folder: RunFolder, outcome: Outcome) -> None:
+    folder.write(spec, outcome.metrics, outcome.run.curve, outcome.run.representation, provenance(spec.train.device))
+
+
+def run_folder(spec: RunSpec, root: Path) -> RunFolder:
+    """Return the folder of a run below the folder of all runs."""
+    return RunFolder(root / spec.experiment / spec.run_id)
 
 
 def provenance(device: str) -> dict[str, Any]:

@@ -128,6 +128,20 @@ def _try_lock(file: IO[str]) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def locked(path: Path, stop: Callable[[], bool] = lambda: False) -> Iterator[bool]:
+    """Hold a file against other processes, after waiting for one that has it; the system frees it if we die.
+
+    Yields:
+        Whether it is ours; False when `stop` answered True while waiting.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        while not (ours := _try_lock(file)) and not stop():
+            time.sleep(LOCK_POLL_SECONDS)
+        yield ours
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The folder of one run."""
@@ -145,15 +159,8 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self, stop: Callable[[], bool] = lambda: False) -> Iterator[bool]:
-        """Hold the folder against other writers, after waiting for one that has it; the system frees it if we die.
-
-        Yields:
-            Whether the folder is ours; False when `stop` answered True while waiting.
-        """
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("w") as file:
-            while not (ours := _try_lock(file)) and not stop():
-                time.sleep(LOCK_POLL_SECONDS)
+        """Hold the folder against other writers; see `locked`."""
+        with locked(self.path / ".lock", stop) as ours:
             yield ours
 
     def write(
