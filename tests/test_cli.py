@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import orthoworld
 from orthoworld import cli, doctor
@@ -82,10 +83,58 @@ def test_one_failing_run_does_not_stop_the_others_and_exits_one(call, tmp_path):
     (damaged / "checkpoint-0.pt").write_bytes(b"half")
     code, output, errors = call("run", "two-d", *SMALL, "seeds=[0,1,2]", "--out", tmp_path, "--json")
     assert code == 1
-    assert {strict(line)["seed"] for line in output.splitlines()} == {0, 2}
+    rows = {row["seed"]: row for row in map(strict, output.splitlines())}
+    assert {seed: row["status"] for seed, row in rows.items()} == {0: "finished", 1: "failed", 2: "finished"}
+    assert "checkpoint-0.pt is damaged" in rows[1]["status_reason"]
     (line,) = errors.splitlines()
     assert line.startswith(f"orthoworld: {specs[1].run_id} failed: ")
     assert "checkpoint-0.pt" in line
+
+
+def test_table_says_which_run_failed_and_why(call, tmp_path):
+    specs = load_experiment("two-d").overridden([*SMALL, "seeds=[0,1]"]).runs()
+    damaged = tmp_path / "two-d" / specs[1].run_id
+    damaged.mkdir(parents=True)
+    (damaged / "checkpoint-0.pt").write_bytes(b"half")
+    code, output, errors = call("run", "two-d", *SMALL, "seeds=[0,1]", "--out", tmp_path)
+    assert code == 1
+    assert len([line for line in output.splitlines() if " finished " in line]) == 1
+    (line,) = [line for line in errors.splitlines() if specs[1].run_id in line]
+    assert "checkpoint-0.pt is damaged: remove it to start the run afresh" in line
+
+
+def test_plan_is_printed_and_nothing_is_done(call, kept):
+    before = sorted(kept.rglob("*"))
+    for arguments in ([], ["--executor", "slurm", "slurm.partition=cpu"]):
+        code, output, errors = call("run", "two-d", *SMALL, "seeds=[0,1,2]", "--out", kept, "--dry-run", *arguments)
+        assert (code, errors) == (0, "")
+        assert output.splitlines()[0] == "two-d: 3 runs, 1 finished, 2 to do"
+        assert "estimate" in output
+    code, output, errors = call("run", "two-d", *SMALL, "seeds=[0,1,2]", "--out", kept, "--dry-run", "--json")
+    assert (code, errors) == (0, "")
+    plan = strict(output)
+    assert (plan["runs"], plan["finished"], plan["missing"], plan["executor"]) == (3, 1, 2, "local")
+    assert plan["wall_s"] > 0
+    assert sorted(kept.rglob("*")) == before
+    code, output, _ = call("run", "two-d", *SMALL, "train.device=cuda", "--dry-run", "--executor", "slurm")
+    assert code == 0
+    assert "no estimate: device='cuda'" in output or torch.cuda.is_available()
+
+
+def test_runs_can_be_kept_from_being_trained_together(call, tmp_path):
+    assert call("run", "two-d", *SMALL, "seeds=[0,1]", "--workers", 1, "--group", 1, "--out", tmp_path)[0] == 0
+    (alone,) = load_experiment("two-d").overridden([*SMALL, "seeds=1"]).runs()
+    for name in ("encoder.safetensors", "curve.csv"):
+        single = execute(alone, tmp_path / "alone").path / name
+        assert (tmp_path / "two-d" / alone.run_id / name).read_bytes() == single.read_bytes()
+
+
+def test_cluster_that_is_not_there_is_a_misuse_and_leaves_nothing(call, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    code, output, errors = call("run", "two-d", *SMALL, "--executor", "slurm", "--out", tmp_path / "runs")
+    assert (code, output) == (2, "")
+    assert errors == "orthoworld: --executor slurm: expected sbatch on the PATH, as on a login node of a cluster\n"
+    assert not (tmp_path / "runs").exists()
 
 
 def test_diverged_run_exits_one_and_is_strict_json(call, tmp_path):
@@ -117,6 +166,11 @@ def test_diverged_run_exits_one_and_is_strict_json(call, tmp_path):
         (["run", "two-d", *SMALL, "world.dim=3"], ["3"]),
         (["run", "two-d", *SMALL, "train.optimizer.lr=-1"], ["lr=-1"]),
         (["run", "two-d", "--workers", "0"], ["--workers"]),
+        (["run", "two-d", "--group", "0"], ["--group"]),
+        (["run", "two-d", "--executor", "cloud"], ["cloud", "local", "slurm"]),
+        (["run", "two-d", "slurm.time=60"], ["slurm.time=60", "--executor slurm"]),
+        (["run", "two-d", "--executor", "slurm", "slurm.tiem=60"], ["slurm.tiem", "did you mean time?"]),
+        (["run", "two-d", "--executor", "slurm", "slurm.gpus=1", "train.device=cpu"], ["slurm.gpus=1", "train.device"]),
         (["run", "two-d", "--wrokers", "1"], ["--wrokers"]),
         (["run"], ["experiment"]),
         (["frobnicate"], ["frobnicate"]),

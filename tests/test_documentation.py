@@ -9,6 +9,7 @@ import torch
 
 from orthoworld import bench, cli
 from orthoworld.experiments.config import load_experiment
+from orthoworld.experiments.slurm import split_assignments
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -44,14 +45,18 @@ def test_q1_shell_lines_name_commands_that_exist(line, monkeypatch, capsys):
     assert program == "orthoworld"
     if arguments[0] == "run":
         _, experiment, *rest = arguments
-        options = {"--preset": "quick"}
+        options = {"--preset": "quick", "--executor": "local"}
         while rest and any(part.startswith("--") for part in rest):
             index = next(i for i, part in enumerate(rest) if part.startswith("--"))
+            if rest[index] in ("--dry-run", "--json"):
+                del rest[index]
+                continue
             name, value = rest[index : index + 2]
-            assert name in ("--preset", "--out", "--workers")
+            assert name in ("--preset", "--out", "--workers", "--executor", "--group")
             options[name] = value
             del rest[index : index + 2]
-        assert load_experiment(experiment, options["--preset"]).overridden(rest).runs()
+        described, _ = split_assignments(rest, options["--executor"])
+        assert load_experiment(experiment, options["--preset"]).overridden(described).runs()
     elif arguments[0] == "report":
         assert len(arguments) == 2
     else:

@@ -15,7 +15,7 @@ import yaml
 import orthoworld
 from orthoworld import cli
 from orthoworld.errors import ConfigError
-from orthoworld.experiments.config import RunSpec, load_yaml
+from orthoworld.experiments.config import RunSpec, load_experiment, load_yaml
 from orthoworld.results.execute import execute
 from orthoworld.results.store import FILES, MANIFEST, RunFolder, collect
 from small_runs import SMALL, small_spec, start
@@ -48,7 +48,36 @@ def test_c2_yaml_floats():
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["scaling"], ["scaling", "two-d"]),
+        (["--lamb", "0.5"], ["--lamb"]),  # the reference takes it and runs with the lambda of its own table
+        (["lamb=0.5"], ["unknown key lamb"]),
+        (["objectives=whitened-lejepa", "objective.lam=0.5"], ["unknown key objective.lam", "shape"]),
+        (["objective.lam=0.5"], ["unknown key objective.lam", "shape"]),  # one of the experiment's objectives has none
+        (["mixings=spiral", "world.mixing.layers=4"], ["unknown key world.mixing.layers"]),
+        (["slurm.partition=cpu"], ["slurm.partition=cpu", "--executor slurm"]),
+    ],
+)
+def test_c3_inapplicable_flag(monkeypatch, capfd, tmp_path, arguments, told):
+    monkeypatch.setattr(sys, "argv", ["orthoworld", "run", "two-d", *arguments, "--out", str(tmp_path / "runs")])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    output, errors = capfd.readouterr()
+    assert (ended.value.code, output) == (2, "")
+    (line,) = errors.splitlines()
+    for part in told:
+        assert part in line
+    assert not (tmp_path / "runs").exists()
+
+
+def test_c3_applicable_flag_is_applied_to_every_run():
+    experiment = load_experiment("grid", "paper").overridden(["objective.lam=0.5"])
+    assert {spec.objective.lam for spec in experiment.runs()} == {0.5}
+    assert len(experiment.runs()) == len({spec.run_id for spec in experiment.runs()})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["scalings"], ["scalings", "did you mean scaling?", "two-d"]),
         (["two-d", "--preset", "fast"], ["fast", "quick", "paper", "best"]),
         (["two-d", "mixings=torus"], ["mixings", "torus", "spiral", "banana", "sinusoid", "coupling"]),
         (["two-d", "objectives=gennorm"], ["objectives", "gennorm", "lejepa"]),

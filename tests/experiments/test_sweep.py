@@ -192,14 +192,14 @@ def test_local_executor_says_how_to_go_on(tmp_path):
     assert executor.farewell() == "the same command goes on from here"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
 def test_signal_sets_the_flag_and_the_old_handlers_come_back(number):
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    before = [signal.getsignal(number) for number in StopFlag.SIGNALS]
     with StopFlag().installed() as stop:
         assert not stop()
         signal.raise_signal(number)
         assert stop()
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert [signal.getsignal(number) for number in StopFlag.SIGNALS] == before
 
 
 @pytest.mark.parametrize(

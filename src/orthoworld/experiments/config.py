@@ -180,7 +180,7 @@ class RunSpec(Spec):
 
     def __reduce__(self) -> tuple[Callable[..., "RunSpec"], tuple[dict[str, Any]]]:
         # The classes of the parts are made at import and have no importable name: a copy is rebuilt from plain data.
-        return RunSpec.from_data, (self.resolved(),)
+        return _rebuilt, (self.resolved(),)
 
     @property
     def run_id(self) -> str:
@@ -197,6 +197,11 @@ class RunSpec(Spec):
             ConfigError: a key is unknown or missing, or a value has the wrong type; the message names the key.
         """
         return parse(cls, data, "")
+
+
+def _rebuilt(data: dict[str, Any]) -> RunSpec:
+    """Return a copied run; a function, since cloudpickle takes a class method apart."""
+    return RunSpec.from_data(data)
 
 
 def parse(model: type[S], data: Any, path: str) -> S:

@@ -16,6 +16,9 @@ from orthoworld.experiments.sweep import Group
 BUDGET_SECONDS = 8.0
 """Time spent on measuring; building the largest worlds comes on top."""
 
+KIND_SECONDS = 1.0
+"""Time spent on one kind of group, unless three of its steps take longer."""
+
 STEPS = 3
 """Steps of a group at least; the first, in which things are compiled, does not count."""
 
@@ -58,7 +61,8 @@ def estimate(groups: Sequence[Group], workers: int, most: int = MAX_MEMBERS) -> 
         left = BUDGET_SECONDS - (time.monotonic() - begun)
         if left <= 0 and measured:
             break
-        measured[kind] = step_seconds(kinds[kind], left / (len(kinds) - len(measured)), most)
+        share = min(KIND_SECONDS, left / (len(kinds) - len(measured)))
+        measured[kind] = step_seconds(kinds[kind], share, most)
     nearest = {kind: min(measured, key=lambda other: abs(math.log(work[kind] / work[other]))) for kind in kinds}
     costs = [group[0].train.steps * rounds(group, most) * measured[nearest[_kind(group)]] for group in groups]
     return Estimate(sum(costs), _makespan(costs, workers), len(measured), len(kinds))

@@ -54,6 +54,7 @@ class Execute(Protocol):
         ...
 
 
+@runtime_checkable
 class Executor(Protocol):
     """Where groups of runs are carried out."""
 
@@ -67,7 +68,10 @@ class Executor(Protocol):
 
 
 class StopFlag:
-    """Asked whether to stop; answers True after SIGINT or SIGTERM, or when the process that started us is gone."""
+    """Asked whether to stop; answers True after a signal, or when the process that started us is gone."""
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+    """Ctrl-C; the end; and what a cluster sends before it takes a machine back."""
 
     def __init__(self) -> None:
         self.set = False
@@ -81,13 +85,12 @@ class StopFlag:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator["StopFlag"]:
-        """Set the flag on SIGINT and SIGTERM within the block, instead of an exception at any place."""
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = [signal.signal(number, self._on_signal) for number in numbers]
+        """Set the flag on a signal within the block, instead of an exception at any place."""
+        before = [signal.signal(number, self._on_signal) for number in self.SIGNALS]
         try:
             yield self
         finally:
-            for number, handler in zip(numbers, before, strict=True):
+            for number, handler in zip(self.SIGNALS, before, strict=True):
                 signal.signal(number, handler)
 
 

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -56,7 +55,7 @@ class LiveTable:
         )
         self.shown = sys.stderr.isatty()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "LiveTable":
         if self.shown:
             self.live.start()
         return self
