@@ -48,7 +48,9 @@ def test_c2_yaml_floats():
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["scaling"], ["scaling", "two-d"]),
+        (["scalling"], ["scalling", "did you mean scaling?", "two-d"]),
+        (["scaling", "dims=3"], ["dims", "3", "64"]),
+        (["gennorm", "alphas=[]"], ["alphas", "0.5"]),
         (["two-d", "--preset", "fast"], ["fast", "quick", "paper", "best"]),
         (["two-d", "mixings=torus"], ["mixings", "torus", "spiral", "banana", "sinusoid", "coupling"]),
         (["two-d", "objectives=gennorm"], ["objectives", "gennorm", "lejepa"]),
