@@ -39,8 +39,8 @@ knots. `orthoworld run` carries out as many runs at a time as there are processo
 
 WHOLE_RUN = """## A whole run
 
-`python benchmarks/whole_run.py` times the published spiral run of 20,000 steps, evaluation included, and the same run with
-the textbook's SIGReg, one thread, one after the other: 265 s and 1,365 s, a ratio of 5.2.
+`python benchmarks/whole_run.py` times the published spiral run of 20,000 steps, evaluation included, and the same run
+with the textbook's SIGReg, one thread, one after the other: 265 s and 1,365 s, a ratio of 5.2.
 """
 """Half an hour: not made anew with the page."""
 

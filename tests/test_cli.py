@@ -1,11 +1,13 @@
 """The command line: what it prints, where, and how it ends."""
 
+import contextlib
 import json
 import os
 import pty
 import shutil
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -307,6 +309,16 @@ def test_progress_is_silent_when_errors_go_to_no_terminal(kept, colours):
 
 def test_json_goes_to_standard_output_while_progress_is_shown_in_a_terminal(kept):
     ours, terminal = pty.openpty()
+    shown: list[bytes] = []
+
+    def read():
+        with contextlib.suppress(OSError):  # how a terminal says that its other side is closed
+            while part := os.read(ours, 4096):
+                shown.append(part)
+
+    # It has to be read meanwhile: a terminal holds a few kilobytes, and its writer waits when it is full.
+    reader = threading.Thread(target=read)
+    reader.start()
     with subprocess.Popen(
         [COMMAND, "run", "two-d", *SMALL, "--out", kept, "--json"],
         env=os.environ | {"TERM": "xterm"},
@@ -316,8 +328,8 @@ def test_json_goes_to_standard_output_while_progress_is_shown_in_a_terminal(kept
     ) as process:
         output, _ = process.communicate(timeout=120)
     os.close(terminal)
-    shown = os.read(ours, 10_000).decode()
+    reader.join(timeout=10)
     os.close(ours)
     assert process.returncode == 0
-    assert "all steps" in shown
+    assert b"all steps" in b"".join(shown)
     assert [strict(line)["status"] for line in output.splitlines()] == ["finished"]

@@ -77,7 +77,9 @@ def test_c3_applicable_flag_is_applied_to_every_run():
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["scalings"], ["scalings", "did you mean scaling?", "two-d"]),
+        (["scalling"], ["scalling", "did you mean scaling?", "two-d"]),
+        (["scaling", "dims=3"], ["dims", "3", "64"]),
+        (["gennorm", "alphas=[]"], ["alphas", "0.5"]),
         (["two-d", "--preset", "fast"], ["fast", "quick", "paper", "best"]),
         (["two-d", "mixings=torus"], ["mixings", "torus", "spiral", "banana", "sinusoid", "coupling"]),
         (["two-d", "objectives=gennorm"], ["objectives", "gennorm", "lejepa"]),
