@@ -112,8 +112,8 @@ def test_group_whose_folder_is_held_elsewhere_stops_when_asked(tmp_path):
 TWELVE = [*SMALL, "mixings=[spiral,banana]", "seeds=[0,1,2,3,4,5]", "train.steps=500", "train.evaluate_every=250"]
 
 
-def command(root):
-    return [COMMAND, "run", "two-d", *TWELVE, "--workers", "2", "--out", root]
+def command(root, workers=2):
+    return [COMMAND, "run", "two-d", *TWELVE, "--workers", str(workers), "--out", root]
 
 
 def finished(specs, root):
@@ -143,9 +143,15 @@ def test_sweep_killed_twice_completes_what_is_missing_and_ends_as_an_undisturbed
     ends = [event.kind for event in sweep.carry_out(executor_of(sweep, None), lambda: False) if event.ends]
     assert sorted(ends) == ["done"] * 11 + ["failed"]
 
-    for enough in (0, 3):  # runs that are there when the sweep is killed
-        with start(*command(killed)[1:]) as process:
-            wait_until(lambda enough=enough: len(finished(specs, killed)) >= enough and any(killed.rglob(".lock")), 120)
+    # Killed when both groups of six have begun, and, one group after the other, when some runs of the first are there.
+    for workers, begun, there in ((2, 7, 0), (1, 0, 3)):
+        with start(*command(killed, workers)[1:]) as process:
+            wait_until(
+                lambda begun=begun, there=there: (
+                    len(list(killed.rglob(".lock"))) >= begun and len(finished(specs, killed)) >= there
+                ),
+                120,
+            )
             process.send_signal(signal.SIGKILL)
             process.communicate(timeout=60)  # the pipes are closed when its workers have ended, too
         assert process.returncode == -signal.SIGKILL
